@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedpdmc as fp
-from fedpdmc.certificates.keys import make_keys
+from fedpdmc.certificates import make_keys
 
 # Arguments of models whose bounds take long: one chain's path between two rounds up to 30 ms.
 FEWER = {"ess": 250}
@@ -249,6 +249,8 @@ least_without_budget = 0
 least_cell = 0
 largest_share = 1.0
 most_parameters_per_record = 0.5
+most_bits = 1000
+most_bits_in_all = 1000
 families = ["logistic"]
 derivatives = "own"
 most_rounds = 2000
@@ -283,6 +285,8 @@ def _over_tls() -> Case:
             for name in names:
                 words = ["--data", f"{name}.csv", "--policy", "policy.toml", "--coordinator", connection.address]
                 words += ["--keys", str(keys / "sites" / name), "--store", str(folder / f"{seed}-{name}")]
+                # Each site is a machine of its own: what others have answered is not in its ledger.
+                words += ["--ledger", str(folder / f"ledger-{seed}-{name}" / "ledger.db")]
                 command = [sys.executable, "-m", "fedpdmc", "site", "study.toml", "--name", name, *words]
                 sites.append(subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL))
             try:
@@ -406,7 +410,7 @@ case("beta-binomial, 12 plates")(
         "beta_binomial",
         3,
         lambda rng: (_design(rng, 12), s := rng.binomial(10, rng.beta(2, 3, 12)).astype(float), 10 - s),
-    )._replace(options=FEWER)
+    )._replace(options=FEWER, inside=lambda x: x[..., 2] < 15)  # as for the negative binomial
 )
 case("ordered logit, a rare class")(
     lambda: _family(
@@ -443,6 +447,53 @@ def _student_prior_of_four() -> Case:
     base = Case(cut(fp.models.logistic, 2, X, binary(X @ [0.2, 1.5, 0.0, 0.0], 17)))
     density = lambda x: jnp.sum(2.5 * jnp.log1p(x**2 / 4))  # noqa: E731
     return _mixture(base, fp.models.student_t_prior(4, 4, scale=1.0), density)
+
+
+def _t(df: int, counts: tuple[tuple[int, int], ...]) -> Case:
+    """Arms under Student-t priors of scale 2.5."""
+    base = _two_by_two(counts, 5.0)
+    density = lambda x: jnp.sum((df + 1) / 2 * jnp.log1p((x / 2.5) ** 2 / df))  # noqa: E731
+    return _mixture(base, fp.models.student_t_prior(len(counts), df, scale=2.5), density)
+
+
+case("Cauchy prior, 6 of 40 against 2 of 40")(lambda: _t(1, ((6, 40), (2, 40))))
+case("arm without events, Student-t(5) prior")(lambda: _t(5, ((4, 30), (0, 30))))
+case("two arms without events, Student-t(3) prior")(lambda: _t(3, ((12, 40), (0, 30), (6, 30), (0, 20))))
+
+
+@case("logistic, two collinear exposures without events, prior 5")
+def _collinear() -> Case:
+    rng, a = np.random.default_rng(43), np.repeat([0, 0, 0, 1, 1], 12)
+    b = np.where(rng.random(60) < 0.15, 1 - a, a)
+    y = ((a == 0) & (b == 0) & (rng.random(60) < 0.4)).astype(float)
+    return Case(cut(fp.models.logistic, 3, np.c_[np.ones(60), a, b], y), fp.models.normal_prior(3, scale=5.0))
+
+
+@case("logistic, a covariate that separates but for one record, prior 10")
+def _nearly_separating() -> Case:
+    X = normals(44, 40, 2)
+    y = (X[:, 1] > 0).astype(float)
+    y[np.argmin(np.abs(X[:, 1]))] = 1 - y[np.argmin(np.abs(X[:, 1]))]
+    return Case(cut(fp.models.logistic, 2, X, y), fp.models.normal_prior(2, scale=10.0))
+
+
+@case("negative binomial, arm without events")
+def _overdispersed() -> Case:
+    rng, X = np.random.default_rng(41), np.c_[np.ones(40), np.repeat([0, 1], 20)]
+    y = rng.poisson(rng.gamma(1.0, 1.0, 40)) * (X[:, 1] == 0)
+    base = Case(cut(fp.models.negative_binomial, 2, X, y.astype(float)), fp.models.normal_prior(3, scale=2.5))
+    return base._replace(inside=lambda x: x[..., 2] < 15)
+
+
+@case("own function, Laplace prior, arm without events")
+def _laplace_prior() -> Case:
+    X, y = arms((6, 30), (0, 30))
+
+    def value(x, data):
+        eta = data[0] @ x
+        return jnp.sum(jnp.logaddexp(0.0, eta) - data[1] * eta) + jnp.sum(jnp.sqrt(1e-4 + x**2)) / 2.5
+
+    return own(value, fp.models.normal_prior(2, scale=50.0), 1, X, y)
 
 
 @case("logistic, effect at most zero (constraint), arm without events")

@@ -34,14 +34,6 @@ def methods() -> dict:
     }
 
 
-def disable_jets() -> None:
-    """No order of a polynomial on balls is tried."""
-    from fedpdmc.potentials import program_taylor
-
-    program_taylor.ORDERS.clear()
-    program_taylor.ORDERS_ON_LINES.clear()
-
-
 def problem(name: str):
     """The case, and one site with the function that the rival samples: minus the log posterior of all records."""
     from tests.zoo import CASES
@@ -59,10 +51,7 @@ def problem(name: str):
 def measure_once(site, case, options: argparse.Namespace, seed: int, method: dict) -> tuple[dict, np.ndarray, object]:
     """Start a run, then time its extension and judge the draws of it."""
     import fedpdmc as fp
-    from fedpdmc.clocks import choose
 
-    # What is timed is the extension: the clocks of long runs.
-    choose.COMPILATION = 0.0
     clock, opened = time.perf_counter(), time.process_time()
     first = fp.sample(
         site, init=case.start, names=case.names, chains=options.chains, duration=1.0, burn_in=BURN_IN, seed=seed,
@@ -123,12 +112,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--core", type=int)
-    parser.add_argument("--without-jets", action="store_true", help="no clock that needs enclosures on balls")
     parser.add_argument("--reference", required=True, help="npz file for the rival")
     options = parser.parse_args()
     core = pin_to_one_core(options.core, "")
-    if options.without_jets:
-        disable_jets()
     report = {name: getattr(options, name) for name in ("model", "method", "chains", "seed")}
     versions = {name: version(name) for name in ("fedpdmc", "jax", "numpy")}
     print(json.dumps(report | {"contestant": "fedpdmc", "core": core, "versions": versions} | benchmark(options)))

@@ -156,7 +156,7 @@ def middle(name: str) -> np.ndarray:
 def ours(of: str, name: str) -> dict:
     """Three sites with all defaults."""
     import fedpdmc as fp
-    from fedpdmc.sampling.engines.chunked import CompiledEngine
+    from fedpdmc.sampling.engines.compiled_loop import CompiledEngine
 
     sites, prior, _ = problem(of, name)
     # A prior that is a function does not say how many parameters there are.

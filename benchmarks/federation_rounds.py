@@ -80,7 +80,7 @@ def echo_site(address: str, keys: Path, name: str, size: int, handed: bool):
     """Bare gRPC: every message is answered with ``size`` bytes."""
     import grpc
 
-    from fedpdmc.certificates.keys import read_credentials
+    from fedpdmc.certificates import read_credentials
 
     own = read_credentials(keys / "sites" / name)
     secret = grpc.ssl_channel_credentials(own.authority, own.key, own.certificate)
@@ -108,7 +108,7 @@ def echo_site(address: str, keys: Path, name: str, size: int, handed: bool):
 
 def our_site(address: str, keys: Path, folder: Path, name: str, contract: bytes, answer: bool):
     """An agent of the package; without ``answer`` it is `Silent`."""
-    from fedpdmc.certificates.keys import read_credentials
+    from fedpdmc.certificates import read_credentials
     from fedpdmc.federation.grpc.client import serve
     from fedpdmc.federation.site_agent.start import open_agent
     from fedpdmc.study import parse_study
@@ -156,7 +156,7 @@ def echo(sites: int, plan: bytes, answer: bytes, keys: Path, handed: bool = Fals
     """A round of an echo: to all sites, and back from all of them."""
     import grpc
 
-    from fedpdmc.certificates.keys import read_credentials
+    from fedpdmc.certificates import read_credentials
 
     ready: queue.SimpleQueue = queue.SimpleQueue()
     inboxes: list[queue.SimpleQueue] = []
@@ -198,7 +198,7 @@ def echo(sites: int, plan: bytes, answer: bytes, keys: Path, handed: bool = Fals
 
 def ours(sites: int, chains: int, keys: Path, folder: Path, answer: bool) -> Contestant:
     """A round of the package's transport, or with ``answer`` a whole round."""
-    from fedpdmc.certificates.keys import read_credentials
+    from fedpdmc.certificates import read_credentials
     from fedpdmc.federation import messages as wire
     from fedpdmc.federation.grpc.server import StreamTransport
     from fedpdmc.federation.remote import RemoteFederation
@@ -259,7 +259,7 @@ def contest(
     sites: int, chains: int, rounds: int, blocks: int, answered: bool, folder: Path
 ) -> dict[str, list[Figures]]:
     """Blocks of rounds of everyone in turn: what else the machine does slows all of them alike."""
-    from fedpdmc.certificates.keys import make_keys
+    from fedpdmc.certificates import make_keys
 
     plan, answer = messages(chains, 1, bytes(16))
     keys = make_keys(folder / "keys", [f"site{k}" for k in range(sites)])

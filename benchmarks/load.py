@@ -54,7 +54,7 @@ def resident(pid: int | str = "self") -> float:
 
 def agents(address: str, keys: Path, folder: Path, contract: bytes, first: int) -> None:
     """Some sites of a study, each in a thread; the process ends when the coordinator hangs up."""
-    from fedpdmc.certificates.keys import read_credentials
+    from fedpdmc.certificates import read_credentials
     from fedpdmc.federation.grpc.client import serve
     from fedpdmc.federation.site_agent.start import open_agent
     from fedpdmc.study import parse_study
@@ -79,7 +79,7 @@ def agents(address: str, keys: Path, folder: Path, contract: bytes, first: int) 
 
 def measured(sites: int, rounds: int, folder: Path) -> Load:
     """A study of so many sites, its coordinator in this process."""
-    from fedpdmc.certificates.keys import make_keys, read_credentials
+    from fedpdmc.certificates import make_keys, read_credentials
     from fedpdmc.federation import messages as wire
     from fedpdmc.federation.grpc.server import StreamTransport
     from fedpdmc.federation.remote import RemoteFederation

@@ -34,8 +34,7 @@ SETTINGS = (
 def run(dim: int, sites: int, records: int, epsilon: float, seed: int) -> tuple[float, float, int]:
     """Mean effective samples of a run until its budgets are spent, what is expected without losses, and rounds."""
     import fedpdmc as fp
-    from fedpdmc.privacy.budget_planning import HONEST, Question
-    from fedpdmc.privacy.comparison import exact_samples
+    from fedpdmc.privacy.budget_planning import HONEST, Question, exact_samples
 
     warnings.simplefilter("ignore")
     rng, members = np.random.default_rng([dim, sites, seed]), []

@@ -65,16 +65,15 @@ def without_privacy(X: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 def noise(dim: int, epsilon: float, share: float, colluding: int | None) -> tuple[float, float]:
     """Standard deviations of the noise of the summed gradient and Hessian in a step of this share of the budget."""
-    from fedpdmc.privacy.accountant import best_order
+    from fedpdmc.privacy.accountant import best_order, gaussian_limit
+    from fedpdmc.privacy.budget_planning import ONE_SHOT
     from fedpdmc.privacy.declared_bounds import Bounds
-    from fedpdmc.privacy.gaussian_epsilon_delta import gaussian_limit
     from fedpdmc.privacy.gaussian_mechanism import noise_multiplier, noise_scale
-    from fedpdmc.privacy.schedule import ONE_SHOT
-    from fedpdmc.privacy.sensitivity import Model, derivative_sensitivity
+    from fedpdmc.privacy.sensitivity import ModelFacts, derivative_sensitivity
 
     alpha = best_order(epsilon, DELTA)
     cost = gaussian_limit(alpha, epsilon, DELTA) * share
-    changes = derivative_sensitivity(Model("logistic", dim), Bounds(norm=1.0), "replace")
+    changes = derivative_sensitivity(ModelFacts("logistic", dim), Bounds(norm=1.0), "replace")
     parts, counts = (ONE_SHOT.gradient, 1 - ONE_SHOT.gradient), (dim, dim * (dim + 1) // 2)
     one = [
         noise_scale(noise_multiplier(alpha, cost * part), change, 0.0, count)
@@ -97,7 +96,7 @@ def answer(
         first, second = noise(dim, epsilon, step / sum(steps), colluding)
         gradient, hessian = derivatives(X, y, x)
         error = np.triu(rng.standard_normal((dim, dim)) * second * off_diagonal)
-        released = noise_aware.Release(
+        released = noise_aware.NoisyRelease(
             x,
             gradient + first * rng.standard_normal(dim),
             hessian + error + np.triu(error, 1).T,
@@ -151,7 +150,7 @@ def lines(
 
 
 def main() -> None:
-    from fedpdmc.privacy.schedule import ONE_SHOT
+    from fedpdmc.privacy.budget_planning import ONE_SHOT
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

@@ -9,19 +9,26 @@ runs said "converged". Two thirds of the data sets of the logistic model have fe
 from __future__ import annotations
 
 import argparse
+import json
+import tempfile
+import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from benchmarks.calibration_cases import _own_weibull
 from scipy.stats import chisquare
 
 import fedpdmc as fp
+from benchmarks import child
 
 DRAWS = 99  # of each posterior, among which the truth is ranked
 BINS = 20
 KOLMOGOROV = 1.358  # the 95 % limit of √n times the largest distance
 SITES = 2
+LIMIT = 36_000.0  # seconds for a process
+ONE_CORE = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1", "OMP_NUM_THREADS": "1"}
 
 
 def logistic(rng: np.random.Generator):
@@ -62,10 +69,12 @@ def hierarchical(rng: np.random.Generator):
 MODELS: dict[str, Callable] = {"logistic": logistic, "weibull": weibull, "hierarchical": hierarchical}
 
 
-def ranks(model: str, sets: range) -> tuple[np.ndarray, int]:
-    """Ranks (sets, d) of the true parameters, and how many runs said "converged"."""
-    found, converged = [], 0
+def ranks(model: str, sets: Sequence[int], seconds: float) -> tuple[np.ndarray, int]:
+    """Ranks (sets, d) of the true parameters, and how many runs said "converged"; no set is begun after ``seconds``."""
+    found, converged, began = [], 0, time.monotonic()
     for number in sets:
+        if time.monotonic() - began > seconds:
+            break
         rng = np.random.default_rng([number, len(model)])
         theta, sites, prior = MODELS[model](rng)
         with warnings.catch_warnings():
@@ -90,16 +99,40 @@ def judge(found: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def main() -> None:
     """Run the chosen models and print a line for each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", nargs="*", default=list(MODELS))
+    parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--sets", type=int, default=500)
     parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--step", type=int, default=1, help="every so many data sets from the first")
+    parser.add_argument("--processes", type=int, default=1, help="which share the data sets of every model")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="no further data set after so long")
+    parser.add_argument("--json", action="store_true", help="the ranks, in place of the table")
     options = parser.parse_args()
+    end = options.first + options.sets
+    if options.json:
+        sets = list(range(options.first, end, options.step))
+        found = {model: ranks(model, sets, options.seconds / len(options.models)) for model in options.models}
+        print(json.dumps({model: [each[0].tolist(), each[1]] for model, each in found.items()}))
+        return
+    words = ["--json", "--step", str(options.processes), "--seconds", str(options.seconds), "--models", *options.models]
+    with tempfile.TemporaryDirectory() as compiled, ThreadPoolExecutor(options.processes) as pool:
+        settings = {"JAX_COMPILATION_CACHE_DIR": compiled} | (ONE_CORE if options.processes > 1 else {})
+
+        def run(k: int) -> dict:
+            first = options.first + k
+            return child.report(
+                "simulated_calibration", [*words, "--first", str(first), "--sets", str(end - first)], LIMIT, settings
+            )
+
+        reports = list(pool.map(run, range(options.processes)))
     print("| model | data sets | converged | p of χ² | ECDF over its limit |\n|---|---|---|---|---|")
     for model in options.models:
-        found, converged = ranks(model, range(options.first, options.first + options.sets))
-        p, distance = judge(found)
+        parts = [report[model] for report in reports if model in report]
+        p, distance = judge(found := np.array([row for rows, _ in parts for row in rows]))
         words = [" ".join(f"{x:.2f}" for x in part) for part in (p, distance)]
-        print(f"| {model} | {len(found)} | {converged} | {words[0]} | {words[1]} |", flush=True)
+        print(f"| {model} | {len(found)} | {sum(n for _, n in parts)} | {words[0]} | {words[1]} |", flush=True)
+    for report in reports:
+        if "error" in report:
+            print(report["error"].strip()[-500:])
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ GROWTH = 8.0
 
 def start(folder: Path, port: int, duration: float) -> dict[str, subprocess.Popen]:
     """All parties."""
-    from fedpdmc.certificates.keys import make_keys
+    from fedpdmc.certificates import make_keys
 
     make_keys(folder / "keys", ["north", "south"])
     (folder / "study.toml").write_text(CONTRACT)

@@ -12,10 +12,7 @@ from jaxtyping import install_import_hook
 CHECKED = [
     "fedpdmc._jax.random_streams",
     "fedpdmc.clocks",
-    "fedpdmc.dynamics.base",
-    "fedpdmc.dynamics.boomerang",
-    "fedpdmc.dynamics.flows",
-    "fedpdmc.dynamics.quarter_turns",
+    "fedpdmc.dynamics",
     "fedpdmc.potentials",
     "fedpdmc.sampling.coordinator",
     "fedpdmc.sampling.engines",

@@ -37,12 +37,14 @@ def responses(name, rng, n):
 
 
 def predictor(name, seed=0, n=12, d=3, diagonal=False, scale=1.0):
-    """A sum over n records with offsets, weights of one, and no control variate."""
+    """A sum over n records with offsets, unequal weights (the first is zero), and no control variate."""
     rng = np.random.default_rng(seed)
     design = scale * (1.0 + rng.normal(size=d) if diagonal else rng.normal(size=(n, d)))
     n = d if diagonal else n
     offset = jnp.asarray(0.3 * rng.normal(size=n))
-    return LinearPredictor.from_records(jnp.asarray(design), jnp.asarray(responses(name, rng, n)), loss(name), offset)
+    response = jnp.asarray(responses(name, rng, n))
+    weight = None if diagonal else jnp.asarray(np.append(0.0, np.random.default_rng(seed).exponential(size=n))[:n])
+    return LinearPredictor.from_records(jnp.asarray(design), response, loss(name), offset, weight)
 
 
 def states(seed, chains, dim, flow_of=None, spread=1.0):

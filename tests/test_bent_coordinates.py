@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from fedpdmc._jax.precision import double_precision
-from fedpdmc.bent_coordinates import Bend, bent, enclosed, increasing, log_volume, steepness, straight
-from fedpdmc.whitening import Reference
+from fedpdmc.whitening import Bend, Reference, bent, enclosed, increasing, log_volume, steepness, straight
 
 NUMBERS = np.array([-0.3, 0.4, 0.1, 0.3, 0.05, 0.02])
 

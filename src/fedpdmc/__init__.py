@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from fedpdmc.models.model_file.model import Model as Model
     from fedpdmc.privacy.budget import Budget as Budget
     from fedpdmc.privacy.declared_bounds import Bounds as Bounds
-    from fedpdmc.privacy.ledger_identity import create_ledger as create_ledger
+    from fedpdmc.privacy.ledger import create_ledger as create_ledger
     from fedpdmc.results.posterior import Posterior as Posterior
     from fedpdmc.sampling.api import sample as sample
-    from fedpdmc.sampling.continue_saved_run import load as load
+    from fedpdmc.sampling.arguments import Redistributed as Redistributed
+    from fedpdmc.sampling.driver import load as load
     from fedpdmc.sampling.laplace_reference import laplace as laplace
-    from fedpdmc.sampling.prior_redistribution import Redistributed as Redistributed
+    from fedpdmc.study.sites_from_table import prior_predictive as prior_predictive
     from fedpdmc.study.sites_from_table import sites as sites
     from fedpdmc.whitening import Reference as Reference
 
@@ -37,16 +38,17 @@ _HOMES = {
     "FactorisedBoomerang": "fedpdmc.dynamics",
     "Model": "fedpdmc.models.model_file.model",
     "Posterior": "fedpdmc.results.posterior",
-    "Redistributed": "fedpdmc.sampling.prior_redistribution",
+    "Redistributed": "fedpdmc.sampling.arguments",
     "Reference": "fedpdmc.whitening",
     "Site": "fedpdmc.members.site",
     "ZigZag": "fedpdmc.dynamics",
     "assessment": "fedpdmc.assessment",
     "connect": "fedpdmc.federation.session",
-    "create_ledger": "fedpdmc.privacy.ledger_identity",
+    "create_ledger": "fedpdmc.privacy.ledger",
     "laplace": "fedpdmc.sampling.laplace_reference",
-    "load": "fedpdmc.sampling.continue_saved_run",
+    "load": "fedpdmc.sampling.driver",
     "models": "fedpdmc.models",
+    "prior_predictive": "fedpdmc.study.sites_from_table",
     "sample": "fedpdmc.sampling.api",
     "sites": "fedpdmc.study.sites_from_table",
 }

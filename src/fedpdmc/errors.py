@@ -184,7 +184,7 @@ class Discontinuous(NoEnclosure):
         FedPDMCError.__init__(
             self,
             f"the potential may jump at {where}: {primitive!r}, {reason}. A gradient does not show a jump, so that draws "
-            "would be wrong. Jumps are exact where the program compares values that are linear in the parameters (t < x[0], "
-            "x[0] < x[1]): write the comparison so. Else let both branches have the same value where they meet, or use "
-            "constraints=(A, b) of fedpdmc.sample, or a change of variables.",
+            "would be wrong. Let both branches have the same value where they meet, or write a smooth function; fix a "
+            "change point, or sum over its places (logsumexp); for a limit use constraints=(A, b) of fedpdmc.sample, or a "
+            "change of variables.",
         )

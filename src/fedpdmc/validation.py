@@ -15,8 +15,9 @@ import numpy as np
 from fedpdmc.errors import InputError
 
 MOST_SEED = 2**63 - 1
-# The name of the coordinator in certificates, and the longest name of a site.
-COORDINATOR, MOST_NAME = "coordinator", 64
+LEVEL = 0.95  # probability of every interval that is shown, unless the user says another
+COORDINATOR = "coordinator"  # its name in certificates
+MOST_NAME = 64  # characters of a site's name
 # In no site's name: a name is a part of paths, of a certificate's subject and of command lines.
 NOT_IN_NAMES = frozenset("/\\=,`$\"';&|<>*?!(){}[]#~%^")
 # A host's name, an IPv4 or an IPv6 address. It cannot begin with a hyphen: it would be an option of a command.
@@ -47,11 +48,28 @@ def non_negative(argument: str, value: Any, remedy: str = "Give a finite number 
     return number
 
 
+def record_weights(argument: str, value: Any, count: int) -> np.ndarray:
+    """Weights of so many records: finite numbers of at least zero."""
+    found = finite_array(argument, value, 1, "(n,)")
+    if found.shape != (count,):
+        raise InputError(argument, f"shape {found.shape}", f"Give one weight for each of {count} records.")
+    if (found < 0).any():
+        where = int(np.argmax(found < 0))
+        raise InputError(argument, f"{found[where]:g} at index {where}", "Weights are numbers of at least zero.")
+    return found
+
+
 def probability(argument: str, value: Any, remedy: str = "Give a number between 0 and 1.") -> float:
     """A number strictly between 0 and 1."""
     if not 0 < (number := as_float(value)) < 1:
         raise InputError(argument, repr(value), remedy)
     return number
+
+
+def interval_ends(argument: str, level: Any) -> dict[str, float]:
+    """The probabilities below the two ends of an interval with equal tails, by their names, such as ``2.5%``."""
+    level = probability(argument, level, "Give a probability between 0 and 1, such as 0.95.")
+    return {f"{100 * p:.4g}%": p for p in ((1 - level) / 2, (1 + level) / 2)}
 
 
 def integer(argument: str, value: Any, least: int = 0, most: int = 2**31, remedy: str | None = None) -> int:
@@ -91,11 +109,11 @@ def has_fields(record: Any, fields: Mapping[str, type | tuple[type, ...]]) -> bo
     return True
 
 
-def one_of(argument: str, value: Any, allowed: Collection[str]) -> str:
-    """One of several words."""
+def one_of(argument: str, value: Any, allowed: Collection[str], known: Collection[str] = ()) -> str:
+    """One of several words; the nearest is looked for among those known, if given."""
     if not isinstance(value, str) or value not in allowed:
         raise InputError(
-            argument, repr(value), f"{suggest(value, allowed)}Give one of {', '.join(map(repr, allowed))}."
+            argument, repr(value), f"{suggest(value, known or allowed)}Give one of {', '.join(map(repr, allowed))}."
         )
     return value
 

@@ -10,8 +10,8 @@ import pytest
 from jax.extend import core
 from tests.support import DYNAMICS
 
-from fedpdmc._jax.mapped import LIBRARY, calls_library, mapped
-from fedpdmc.clocks.envelopes.time_polynomial import time_polynomial
+from fedpdmc._jax.compilation import LIBRARY, calls_library, mapped
+from fedpdmc.clocks.thinning import time_polynomial
 from fedpdmc.potentials import Program
 
 pytestmark = pytest.mark.usefixtures("double")

@@ -1,6 +1,7 @@
 """Assessments at the sites against the same of pooled records, and against exact answers."""
 
 import json
+import signal
 
 import arviz as az
 import numpy as np
@@ -10,11 +11,14 @@ from scipy import stats
 from scipy.special import logsumexp
 
 import fedpdmc as fp
+from fedpdmc._jax.precision import double_precision
 from fedpdmc.assessment.all_sites import Assessment, prior_pull
 from fedpdmc.assessment.at_site import PublicDraws, SiteAssessment, assess_site
-from fedpdmc.assessment.study_response import Outcome
+from fedpdmc.assessment.loo import pass_over, totals
+from fedpdmc.console.interrupts import Interrupted, check
 from fedpdmc.errors import InputError
 from fedpdmc.study.sites_from_table import sites
+from fedpdmc.study.study_response import Outcome
 
 SD, PRIOR_SD = 2.0, 3.0
 
@@ -93,7 +97,7 @@ def test_the_posterior_without_a_site_that_dominates_is_not_known(tmp_path):
     mean, cov = exact(frame[frame.centre != "c"])
     error = np.abs(fit.without.loc["c", names].to_numpy(float) - mean) / np.sqrt(np.diag(cov))
     assert fit.without.loc["c", "pareto_k"] < 0.5 and error.max() < 0.15
-    note = f"Pareto k {fit.without.loc['a', 'pareto_k']:.3g}: too far from the posterior of all, fit without this site"
+    note = f"without a (Pareto k {fit.without.loc['a', 'pareto_k']:.3g}): –, too far from the posterior of all sites"
     assert note in repr(fit)
     for shown in (repr(fit), fit._repr_html_()):
         assert shown.count("too far from") == 1 and "–" in shown and "nan" not in shown.lower()
@@ -156,7 +160,7 @@ def test_few_records_other_parameters_other_draws_are_refused(tmp_path):
     found, frame = gaussian_study()
     draws = draws_of(found, frame, 100)
     with pytest.raises(InputError, match="9 records"):
-        assess_site(found.study, "a", found.tables["a"].iloc[:9], draws)
+        assess_site(found.study, "a", found.tables["a"].iloc[:9], draws, controlled=True)
     with pytest.raises(InputError, match="The study has Intercept, dose"):
         assess_site(found.study, "a", found.tables["a"], draws._replace(names=("x", "y")))
     with pytest.raises(InputError, match="checks: found 'median'"):
@@ -192,3 +196,59 @@ def _value(site, x):
 
     with jax.enable_x64(True):
         return site.potential.value(jax.numpy.asarray(x))
+
+
+@pytest.mark.parametrize("family", ["logistic", "poisson", "linear", "student_t", "weibull", "multinomial_logit"])
+@double_precision
+def test_compiled_blocks_have_the_densities_of_the_law(family):
+    rng, n = np.random.default_rng(1), 300
+    frame = pd.DataFrame({"site": ["a"] * n, "x": rng.normal(size=n), "days": rng.uniform(1, 9, n), "died": 1})
+    level = family in ("logistic", "multinomial_logit")
+    frame["y"] = rng.integers(0, 2 + (family != "logistic"), n) if level else rng.poisson(3, n) + (family == "weibull")
+    options = {"student_t": {"df": 4.0, "scale": 1.5}, "poisson": {"exposure": "days"}}.get(family, {})
+    found = sites(frame, by="site", formula="y ~ x", family=family, **options)
+    records, draws = found.tables["a"], 0.5 * rng.normal(size=(5000, len(found.names)))
+    outcome = Outcome(found.study, draws, "a")
+    blocks = list(outcome.compiled(records))
+    assert len({density.shape for _, density in blocks}) == 1 and len(blocks) == 10
+    np.testing.assert_array_equal(np.concatenate([at for at, _ in blocks]), np.arange(n))
+    density = np.concatenate([np.asarray(part)[: len(at)] for at, part in blocks])
+    np.testing.assert_allclose(density, outcome.log_density(records), rtol=1e-9, atol=1e-9)
+
+
+def test_many_records_are_assessed_as_few_are(monkeypatch):
+    """Smoothing all weights, and those of the thousand largest: the difference is below the Monte Carlo error."""
+    found, frame = gaussian_study(n=6000)
+    draws = draws_of(found, frame, 1000)
+    fast = pass_over(Outcome(found.study, draws.values, "a"), found.tables["a"], 1.0, step=lambda share: None)
+    monkeypatch.setattr("fedpdmc.assessment.loo.SMOOTHED", 10_000)
+    slow = pass_over(Outcome(found.study, draws.values, "a"), found.tables["a"], 1.0, step=lambda share: None)
+    assert np.sum(np.isnan(fast.records.k)) == 2000 and not np.isnan(slow.records.k).any()
+    for one, other in zip(fast, slow, strict=True):
+        if isinstance(one, np.ndarray):
+            np.testing.assert_allclose(one, other, rtol=1e-7, atol=1e-9)
+    error = np.abs(fast.records.loo - slow.records.loo)
+    monte_carlo = np.sqrt((slow.records.within - slow.records.waic) / 1000)
+    assert np.all(error < 0.05 * monte_carlo) and np.nanmax(fast.records.k) < 0.5 and slow.records.k.max() < 0.5
+    assert totals(fast.records)["elpd"] == pytest.approx(totals(slow.records)["elpd"], abs=0.01)
+
+
+def test_an_interrupt_ends_an_assessment_between_two_blocks(monkeypatch):
+    found, _ = gaussian_study(n=6000)
+    post = fp.sample(found, duration=4.0, chains=8, seed=1, progress=False)
+    seen = []
+
+    def press(*told):
+        seen.append(told)
+        signal.raise_signal(signal.SIGINT)
+        check()
+
+    monkeypatch.setattr("fedpdmc.assessment.all_sites.report", press)
+    # A process that was started in the background ignores Ctrl-C.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(Interrupted, match=r"call assess\(\) again"):
+            fp.assessment.assess(post, found, draws=500, progress=False)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert len(seen) == 1 and seen[0][:3] == ("fit of the records", 1, 3) and 0 < seen[0][3] < 1

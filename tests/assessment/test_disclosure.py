@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 import fedpdmc as fp
 from fedpdmc.assessment.all_sites import Assessment
 from fedpdmc.assessment.at_site import PublicDraws, SiteAssessment, assess_site
-from fedpdmc.assessment.study_response import Outcome
 from fedpdmc.cli import app
 from fedpdmc.errors import InputError
 from fedpdmc.study.sites_from_table import sites
+from fedpdmc.study.study_response import Outcome
 
 CONTROLLED = {"controlled": True, "least_records": 10}
 
@@ -157,8 +157,8 @@ def test_small_numbers_and_unknown_ones_are_shown_as_such(falls, honest):
     near = dataclasses.replace(told, without=small)
     whole = Assessment([near, dataclasses.replace(told, site="b", without=far)], scores=scores)
     page = whole._repr_html_()
-    assert "<td>4.123e-05</td>" in page and "<td>&lt;0.001</td>" in page and "<td>0.610</td>" in page
-    assert page.count("<td>–</td>") == 2 and "nan" not in page.lower()
+    assert ">4.123e-05</td>" in page and ">&lt;0.001</td>" in page and ">0.610</td>" in page
+    assert page.count(">–</td>") == 2 and "nan" not in page.lower()
     assert "too far from the posterior of all sites: fit without it" in page
     assert "<0.001" in repr(whole) and "0.000" not in repr(whole)
     assert "too far" not in Assessment([near], scores=scores)._repr_html_()

@@ -10,13 +10,13 @@ from scipy import integrate, stats
 import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.assessment.all_sites import Assessment
-from fedpdmc.assessment.at_site import PublicDraws, assess_site
-from fedpdmc.assessment.average_effects import effects
+from fedpdmc.assessment.at_site import PublicDraws, assess_site, censoring_times, predictive_checks
+from fedpdmc.assessment.loo import pointwise
 from fedpdmc.assessment.predict import predict
-from fedpdmc.assessment.predictive_checks import censoring_times
-from fedpdmc.assessment.study_response import Outcome
+from fedpdmc.assessment.survival_curves import effects
 from fedpdmc.errors import InputError
 from fedpdmc.study.sites_from_table import sites
+from fedpdmc.study.study_response import Outcome
 
 N = 40
 CUTS = [0.5, 1.5]
@@ -188,13 +188,13 @@ def test_times_are_predicted_until_the_event_and_need_no_status():
     new = pd.DataFrame({"dose": [0.0, 1.0]})
     scale = np.exp([0.5, 0.1])
     np.testing.assert_allclose(predict(post, found, new, draws=200)["mean"], stats.weibull_min(2, scale=scale).mean())
-    low = predict(post, found, pd.concat([new.iloc[:1]] * 400), kind="response", draws=200)["5%"]
+    low = predict(post, found, pd.concat([new.iloc[:1]] * 400), kind="response", level=0.9, draws=200)["5%"]
     assert low.mean() == pytest.approx(stats.weibull_min(2, scale=scale[0]).ppf(0.05), rel=0.05)
     ratio = effects(post, found, "dose", ratio=True, draws=200)["mean"].iloc[0]
     assert ratio == pytest.approx(np.exp(-0.4))
 
 
-def test_checks_of_times_hold_for_records_of_the_model_and_see_another_hazard():
+def test_checks_of_times_hold_for_records_of_the_model_and_see_other_times():
     """Replicates are censored as the records are, also where censoring is heavy."""
     rng = np.random.default_rng(4)
     p = []
@@ -203,17 +203,17 @@ def test_checks_of_times_hold_for_records_of_the_model_and_see_another_hazard():
         table = pd.DataFrame({"site": "a", "days": np.minimum(time, limit), "status": (time <= limit).astype(int)})
         table["dose"] = rng.normal(size=200)
         found = sites({"a": table}, formula="days ~ dose", family="weibull", died="status")
-        for slope in (np.log(2.0), np.log(0.7)):
-            at = np.tile([np.log(1.5), 0.0, slope], (200, 1))
+        for scale in (1.5, 2.2):
+            at = np.tile([np.log(scale), 0.0, np.log(2.0)], (200, 1))
             told = assess_site(found.study, "a", found.tables["a"], PublicDraws(at, found.names, 1.0), what=("checks",))
-            p.append([k, slope, told.checks["events"]["p"], told.checks["mean"]["p"]])
-    right, wrong = (np.array([row[2:] for row in p if row[1] == s]) for s in (np.log(2.0), np.log(0.7)))
+            p.append([k, scale, told.checks["events"]["p"], told.checks["mean"]["p"]])
+    right, wrong = (np.array([row[2:] for row in p if row[1] == s]) for s in (1.5, 2.2))
     assert np.all((right < 0.05).mean(0) < 0.2) and np.median(wrong.min(1)) < 0.01
 
 
 def test_censoring_times_are_known_or_later():
     time, died = np.array([1.0, 2.0, 2.0, 3.0, 4.0]), np.array([1, 0, 1, 0, 1])
-    found = np.array([censoring_times(time, died, np.random.default_rng(k)) for k in range(2000)])
+    found = censoring_times(time, died, np.random.default_rng(0), 2000).T
     assert np.all(found[:, [1, 3]] == [2.0, 3.0]) and np.all(np.isinf(found[:, 4]))
     # Of four at risk one is censored at 2, of two one at 3.
     np.testing.assert_allclose([np.mean(found[:, 0] == t) for t in (2.0, 3.0)], [0.25, 0.375], atol=0.05)
@@ -235,3 +235,29 @@ def test_the_integral_of_a_piecewise_exponential_is_its_mean():
     survival = lambda t: np.exp(-np.sum(hazard * np.clip(t - np.array([0, *CUTS]), 0, [0.5, 1.0, np.inf])))  # noqa: E731
     mean = sum(integrate.quad(survival, a, b)[0] for a, b in ((0, 0.5), (0.5, 1.5), (1.5, np.inf)))
     assert outcome.mean(first)[0, 0] == pytest.approx(mean)
+
+
+@pytest.mark.parametrize("family", ["logistic", "weibull"])
+@double_precision
+def test_weighted_densities_are_those_that_are_sampled(family):
+    """Events among trials, and weights, of which some are zero."""
+    told = {"trials": "all"} if family == "logistic" else {"died": "status"}
+    data = frame().assign(all=lambda t: t.good + t.bad, w=lambda t: (t.falls % 3) * 1.0)
+    formula = "good ~ dose" if family == "logistic" else "days ~ dose"
+    found = sites(data, by="centre", formula=formula, family=family, weights="w", **told)
+    at = draws(found, 5)
+    for name, records in found.tables.items():
+        outcome = Outcome(found.study, at, name)
+        density = outcome.log_density(records)
+        assert np.all(density[records.w == 0] == 0) and pointwise(density, 1.0).k[records.w == 0].max() == 0
+        value = np.array([found[name].potential.value(x) for x in at])
+        total = density.sum(0)
+        np.testing.assert_allclose(total + value, (total + value)[0], rtol=1e-8, atol=1e-9)
+        rng = np.random.default_rng(0)
+        drawn = np.mean([outcome.draw(records, rng) for _ in range(400)], 0)
+        if family == "logistic":
+            np.testing.assert_allclose(drawn, records[["all"]].to_numpy() * outcome.mean(records), atol=0.5)
+        # Means of checks are those of records as often as their weights say.
+        p = predictive_checks(outcome, records, ["mean"], rng, values=True, step=lambda _: None)["mean"]
+        repeated = np.repeat(outcome.observed(records)[:, 0], records.w.astype(int))
+        np.testing.assert_allclose(p["observed"], repeated.mean(), rtol=1e-12)

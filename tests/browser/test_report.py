@@ -48,6 +48,14 @@ FIGURES = """
 """
 
 
+# What is wider than its place: a table that scrolls, or a cell that is cut.
+CLIPPED = """
+[...document.querySelectorAll('.wide, th, td, svg')].filter(e => e.getClientRects().length)
+  .filter(e => e.scrollWidth > e.clientWidth + 1 && e.clientWidth > 0 || e.getBoundingClientRect().right > innerWidth + 1)
+  .map(e => e.textContent.trim().slice(0, 60))
+"""
+
+
 @pytest.fixture(scope="module")
 def browser():
     made = Chromium(program(FOLDER))
@@ -60,10 +68,10 @@ def page(tmp_path_factory):
     """The report of a study with many terms and long names."""
     rng = np.random.default_rng(2)
     n = 400
-    frame = pd.DataFrame({"centre": rng.choice(["north", "south", "west & east <b>"], n)})
+    frame = pd.DataFrame({"centre": rng.choice(["north", "south", "west - east"], n)})
     frame["falls"] = rng.poisson(2, n)
     frame["a_covariate_with_a_very_long_name_indeed"] = rng.normal(size=n)
-    frame["ward"] = rng.choice(["surgery", "internal medicine", "emergency department"], n)
+    frame["ward"] = rng.choice(["surgery", "internal medicine", "emergency & <b>"], n)
     for k in range(6):
         frame[f"marker_{k}"] = rng.normal(size=n) * 10.0**k
     formula = "falls ~ a_covariate_with_a_very_long_name_indeed + ward + " + " + ".join(f"marker_{k}" for k in range(6))
@@ -92,9 +100,11 @@ def test_a_report_is_drawn_whole_and_asks_for_nothing(browser, page, dark):
     assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert browser.evaluate(OVERLAPS) == []
     figures = browser.evaluate(FIGURES)
-    assert len(figures) == 3
-    for one in figures:
-        assert one["width"] > 400 and one["height"] > 100 and one["texts"] > 3 and one["inside"], one
+    large = [one for one in figures if one["width"] > 400]
+    # A forest plot of all coefficients and six by site, the path, and the densities.
+    assert len(large) == 8 and len(figures) == 8 + 10
+    assert all(one["height"] > 100 and one["texts"] > 3 and one["inside"] for one in large), large
+    assert all(one["inside"] for one in figures) and browser.evaluate(CLIPPED) == []
     background = np.median(image.reshape(-1, 3), 0)
     assert background.max() < 60 if dark else background.min() > 230
     # Text stands out from its background, in figures too.
@@ -116,13 +126,16 @@ def test_a_report_is_drawn_whole_and_asks_for_nothing(browser, page, dark):
 def test_a_report_fits_a_telephone(browser, page):
     opened(browser, page, width=420)
     assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth + 1")
-    assert browser.evaluate(OVERLAPS) == []
+    assert browser.evaluate(OVERLAPS) == [] and browser.evaluate(CLIPPED) == []
 
 
 def test_a_report_is_printed_dark_on_white(browser, page):
     opened(browser, page, dark=True)
     browser.call("Emulation.setEmulatedMedia", media="print", features=[])
     assert browser.evaluate("getComputedStyle(document.body).color") == "rgb(0, 0, 0)"
+    # The width of a sheet of A4 between its margins.
+    browser.call("Emulation.setDeviceMetricsOverride", width=720, height=1000, deviceScaleFactor=1, mobile=False)
+    assert browser.evaluate(CLIPPED) == []
     pdf = base64.b64decode(browser.call("Page.printToPDF", printBackground=False)["data"])
     assert pdf.startswith(b"%PDF") and len(pdf) > 20_000
     assert 2 <= pdf.count(b"/Type /Page\n") + pdf.count(b"/Type /Page ") <= 15

@@ -6,7 +6,7 @@ import logging
 import pytest
 from tests.certificates.lists import NOW, write_list
 
-from fedpdmc.certificates import keys
+from fedpdmc import certificates as keys
 from fedpdmc.errors import InputError
 
 

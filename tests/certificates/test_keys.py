@@ -6,8 +6,18 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from fedpdmc.certificates.keys import certificate_name, fingerprint, make_keys, names, read_credentials, sign, signer
-from fedpdmc.certificates.requests import request_certificate, sign_request
+from fedpdmc.certificates import (
+    certificate_name,
+    fingerprint,
+    make_authority,
+    make_keys,
+    names,
+    read_credentials,
+    request_certificate,
+    sign,
+    sign_request,
+    signer,
+)
 from fedpdmc.errors import InputError
 
 
@@ -66,7 +76,12 @@ def test_a_key_that_others_can_read_is_warned_about(tmp_path, caplog):
 
 
 def test_a_party_makes_its_own_key_and_the_authority_signs(tmp_path):
-    """The authority never has the key; both can compare its fingerprint."""
+    """The authority never has the key; both can compare its fingerprint. Signing does not make an authority."""
+    with pytest.raises(InputError, match="keys authority"):
+        sign_request(tmp_path / "ca", request_certificate(tmp_path / "x", "north")[0], "north", tmp_path / "signed")
+    assert not (tmp_path / "ca").exists() and len(make_authority(tmp_path / "ca")) == 64
+    with pytest.raises(InputError, match="which has one"):
+        make_authority(tmp_path / "ca")
     for name in ("north", "coordinator"):
         request, fingerprint = request_certificate(tmp_path / name, name)
         assert (tmp_path / name / "key.pem").stat().st_mode & 0o077 == 0

@@ -4,7 +4,7 @@ from typer.testing import CliRunner
 
 import fedpdmc as fp
 from fedpdmc.cli import app
-from fedpdmc.cli.demo import Summary, _print_comparison
+from fedpdmc.cli.demo import CoefficientSummary, _print_comparison
 
 
 def test_demo_agrees_with_pooled_nuts_and_saves(tmp_path):
@@ -27,7 +27,7 @@ def test_comparison_catches_a_wrong_mean_and_a_wrong_spread(shift, stretch):
             pass
 
     zero, one, names = np.zeros(2), np.ones(2), ("p", "q")
-    truth = Summary(zero, one, np.full(2, 2000.0), np.zeros((5, 2)))
-    wrong = Summary(zero + [0.0, shift], one * [1.0, stretch], np.full(2, 2000.0), np.zeros((5, 2)))
+    truth = CoefficientSummary(zero, one, np.full(2, 2000.0), np.zeros((5, 2)))
+    wrong = CoefficientSummary(zero + [0.0, shift], one * [1.0, stretch], np.full(2, 2000.0), np.zeros((5, 2)))
     assert _print_comparison(Silent(), truth, truth, names)
     assert not _print_comparison(Silent(), wrong, truth, names)

@@ -2,11 +2,9 @@ import pytest
 from typer.testing import CliRunner
 
 from fedpdmc.cli import app
-from fedpdmc.privacy.accountant import Sensitivity, run_cap
+from fedpdmc.privacy.accountant import Sensitivity, one_arrival_delta, one_arrival_excess, run_cap
 from fedpdmc.privacy.budget_planning import usual_sensitivity
-from fedpdmc.privacy.ledger import Ledger
-from fedpdmc.privacy.ledger_entries import Account, Reply, Request
-from fedpdmc.privacy.single_arrival import one_arrival_delta, one_arrival_excess
+from fedpdmc.privacy.ledger import Account, Ledger, LedgerRequest, Reply
 
 
 def run(*arguments, code=0):
@@ -58,7 +56,9 @@ def test_a_ledger_is_shown_with_its_running_total(tmp_path, monkeypatch, caplog)
     ledger = Ledger.open(path)
     ledger.account(Account("patients", 1.0, 1e-6, "replace", 28.0, 0.5))
     for number in range(3):
-        ledger.answer(Request("patients", "trial", "r", "round", number, b"p"), 0.1, lambda key: Reply(b"", 2.0, 0.1))
+        ledger.answer(
+            LedgerRequest("patients", "trial", "r", "round", number, b"p"), 0.1, lambda key: Reply(b"", 2.0, 0.1)
+        )
     # While a run goes on, too.
     said = run("ledger", "show", path)
     assert "60 % spent of epsilon = 1 at delta = 1e-06" in said and "3 rounds, 0 releases" in said

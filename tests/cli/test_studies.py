@@ -15,8 +15,8 @@ from fedpdmc.cli import app
 from fedpdmc.cli.runner import exit_status
 from fedpdmc.federation import dry_run
 from fedpdmc.federation.site_agent import versions
-from fedpdmc.study.contract_keys import DERIVATIVES
 from fedpdmc.study.description import DERIVATIVES as DESCRIBED
+from fedpdmc.study.schema import DERIVATIVES
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +46,7 @@ def test_keys_for_the_sites_of_a_contract(call, tmp_path):
 
 def test_a_key_is_requested_and_signed(call, tmp_path):
     said = call("keys", "request", tmp_path / "north", "--name", "north")
+    assert re.search(r"[0-9a-f]{64}", call("keys", "authority", tmp_path / "ca").replace("\n", ""))
     signed = call(
         "keys",
         "sign",
@@ -69,7 +70,7 @@ def test_a_contract_is_tried_on_made_up_records(call, folder):
 
 @pytest.mark.parametrize("derivatives", DERIVATIVES)
 def test_a_contract_with_any_release_is_described(call, folder, monkeypatch, tmp_path, derivatives):
-    monkeypatch.setattr(dry_run, "try_study", lambda study, records: dry_run.Trial(None, 1, 1.0, 1))
+    monkeypatch.setattr(dry_run, "try_study", lambda study, records: dry_run.DryRun(None, 1, 1.0, 1))
     text = folder.contract.replace('derivatives = "none"', f'derivatives = "{derivatives}"').replace(
         "passes = true\n", ""
     )

@@ -35,10 +35,10 @@ def slope(name, z, y):
 def exact_gradient(name, potential, a):
     """``∇R`` in fifty digits, from the numbers that the potential holds."""
     total = [mpmath.mpf(0)] * 3
-    arrays = (potential.design, potential.offset, potential.response, *potential.control)
-    for row, offset, y, point, f, s in zip(*(np.asarray(x).tolist() for x in arrays), strict=True):
+    arrays = (potential.design, potential.offset, potential.response, potential.weight, *potential.control)
+    for row, offset, y, weight, point, f, s in zip(*(np.asarray(x).tolist() for x in arrays), strict=True):
         z = mpmath.fsum(mpmath.mpf(x) * mpmath.mpf(w) for x, w in zip(row, a, strict=True)) + mpmath.mpf(offset)
-        rest = slope(name, z, mpmath.mpf(y)) - f - s * (z - mpmath.mpf(point))
+        rest = mpmath.mpf(weight) * slope(name, z, mpmath.mpf(y)) - f - s * (z - mpmath.mpf(point))
         total = [t + rest * mpmath.mpf(x) for t, x in zip(total, row, strict=True)]
     return total
 

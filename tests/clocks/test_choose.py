@@ -7,7 +7,8 @@ from tests.support import DYNAMICS, predictor
 
 import fedpdmc as fp
 from fedpdmc.clocks import ThinnedClock
-from fedpdmc.clocks.choose import Offer, _cheapest, choose, cost_of_cells, third_order
+from fedpdmc.clocks.choose import ClockOffer, _cheapest, choices_in_one_process, choose, cost_of_cells, third_order
+from fedpdmc.clocks.dense import DenseClock
 from fedpdmc.members.run_coordinates import Opening, choose_clock
 from fedpdmc.potentials import Program, Quadratic, Sum
 
@@ -40,7 +41,7 @@ def offers(*costs, made=None):
     for place, (cost, enough) in enumerate(costs):
         if made is not None:
             made.append(place)
-        yield Offer(Named(predictor("logistic"), ZIGZAG, called=str(place)), lambda cost=cost: cost, enough)
+        yield ClockOffer(Named(predictor("logistic"), ZIGZAG, called=str(place)), lambda cost=cost: cost, enough)
 
 
 def test_the_lowest_cost_wins_and_is_reported_with_the_others():
@@ -69,17 +70,39 @@ def test_envelopes_cost_less_than_cells_where_they_are_good():
     assert found.clock.name == "ThinnedClock" and found.costs["ThirdOrder"] > found.costs["ThinnedClock"]
 
 
-def clock_of(site, dynamics, control="quadratic", share=None):
+def sums(count, n, scale):
+    """Sums over records less their quadratics at the centre."""
+    return [predictor("logistic", seed=k, n=n, d=3, scale=scale).expanded_at(jnp.zeros(3), 2) for k in range(count)]
+
+
+def test_no_tensor_is_made_where_dense_clocks_cost_less_whatever_it_says():
+    def each():
+        raise AssertionError("a clock was made for every site")
+
+    found = choices_in_one_process(sums(40, 16, 0.2), each, BOOMERANG, 64)
+    assert {choice.report["clock"] for choice in found} == {"DenseClock"} and len(found) == 40
+
+
+def test_third_orders_run_in_lockstep_where_they_cost_least():
+    potentials = sums(4, 3000, 0.01)
+
+    def each():
+        return [choose(potential, BOOMERANG, jnp.zeros(3)) for potential in potentials]
+
+    found = choices_in_one_process(potentials, each, BOOMERANG, 64)
+    assert all(isinstance(choice.clock, DenseClock) and choice.report["clock"] == "ThirdOrder" for choice in found)
+    assert all(choice.report["cost"] < choice.report["alternatives"]["DenseClock"] for choice in found)
+    # Flips have no lockstep.
+    assert choices_in_one_process(potentials, lambda: found, ZIGZAG, 64) is found
+
+
+def clock_of(site, dynamics, share=None):
     made = fp.laplace([site], prior())
-    own = made.control[site.name] if control == "quadratic" else None
-    return choose_clock(site, Opening(made, dynamics, own, share)).clock
+    return choose_clock(site, Opening(made, dynamics, made.control[site.name], share)).clock
 
 
-@pytest.mark.parametrize(
-    ("dynamics", "control"), [(BOOMERANG, "quadratic"), (ZIGZAG, "none")], ids=["Boomerang", "Zig-Zag"]
-)
-def test_a_share_of_the_prior_keeps_the_fast_clock(dynamics, control):
-    alone, sharing = (clock_of(records(), dynamics, control, share) for share in (None, prior(0.5)))
+def test_a_share_of_the_prior_keeps_the_fast_clock():
+    alone, sharing = (clock_of(records(), BOOMERANG, share=share) for share in (None, prior(0.5)))
     assert alone.name == sharing.name != "ThinnedClock"
     a = jnp.asarray(np.random.default_rng(6).normal(size=(5, 3)))
     share = prior(0.5).whiten(fp.laplace([records()], prior()), None)

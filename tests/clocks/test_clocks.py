@@ -10,10 +10,10 @@ from tests.support import DYNAMICS, predictor, states
 
 from fedpdmc._jax.random_streams import chain_keys, exponentials, uniforms
 from fedpdmc.clocks import FINE, Path, answer, clock_for, follow
-from fedpdmc.clocks.cell_thinning import ThinnedClock
+from fedpdmc.clocks.base import advance
 from fedpdmc.clocks.closed_form import AffineClock, ExponentialClock, affine_clock
-from fedpdmc.clocks.envelopes.quadratic_rate_bound import taylor
-from fedpdmc.clocks.path import advance
+from fedpdmc.clocks.envelopes import taylor
+from fedpdmc.clocks.thinning import ThinnedClock
 from fedpdmc.plan import Plan
 from fedpdmc.potentials import Quadratic, Sum
 

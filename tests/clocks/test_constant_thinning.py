@@ -13,8 +13,8 @@ from tests.support import LOSS_NAMES, predictor, states
 
 import fedpdmc as fp
 from fedpdmc._jax.random_streams import chain_keys
-from fedpdmc.clocks import VIOLATED, ThinnedClock, constant_thinning
-from fedpdmc.clocks.constant_thinning import FEW_RECORDS, ConstantClock, suits
+from fedpdmc.clocks import VIOLATED, ThinnedClock, thinning
+from fedpdmc.clocks.thinning import FEW_RECORDS, ConstantClock, suits
 from fedpdmc.dynamics import Boomerang, ZigZag
 from fedpdmc.plan import Plan
 from fedpdmc.potentials import BentSpreadPrior, LinearPredictor
@@ -29,7 +29,7 @@ def few(name):
     if name in LAWS:
         return remainder(name)
     scale = {"logistic": 3.0, "poisson": 0.5, "student_t": 0.9}[name]
-    records = predictor(name, seed=3, n=2, d=3, scale=scale)
+    records = dataclasses.replace(predictor(name, seed=3, n=2, d=3, scale=scale), weight=jnp.asarray([0.7, 1.4]))
     return records if name == "poisson" else records.expanded_at(jnp.asarray([0.2, -0.1, 0.1]), 2)
 
 
@@ -124,7 +124,7 @@ def test_normals_are_those_of_other_clocks():
 
 
 def test_a_bound_that_is_too_low_is_a_fault(monkeypatch):
-    monkeypatch.setattr(constant_thinning, "ROOM", 0.3)
+    monkeypatch.setattr(thinning, "CONSTANT_ROOM", 0.3)
 
     class Lower(ConstantClock):
         """Compiled anew."""

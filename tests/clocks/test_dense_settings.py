@@ -9,16 +9,17 @@ import pytest
 from tests.support import LOSS_NAMES, predictor
 
 import fedpdmc as fp
-from fedpdmc.clocks import dense_settings
-from fedpdmc.clocks.dense_settings import SMALL_BLOCK, Setting, dense_clocks
+from fedpdmc.clocks import dense
+from fedpdmc.clocks.dense import SMALL_BLOCK, Setting, dense_clocks
 
 pytestmark = pytest.mark.usefixtures("double")
 SIZES, DIM, CHAINS = (150, 3, 70), 3, 5
 SETTING = Setting(6, 6, 1, 0.0)
 
 
-def sites(name):
+def sites(name, weighted=True):
     made = [predictor(name, seed=k, n=n, d=DIM, scale=0.25) for k, n in enumerate(SIZES)]
+    made = made if weighted else [dataclasses.replace(one, weight=None) for one in made]
     return [site.expanded_at(jnp.asarray([0.1, -0.2, 0.05]), 2) for site in made]
 
 
@@ -49,7 +50,7 @@ def test_stacked_sites_have_the_curves_that_each_has_alone(name):
 
 
 def test_a_block_that_is_not_counted_is_missed():
-    clocks = dense_clocks(sites("logistic"), fp.Boomerang(), SETTING, 1024)
+    clocks = dense_clocks(sites("logistic", weighted=False), fp.Boomerang(), SETTING, 1024)
     right = curves_of(clocks)
     first = dataclasses.replace(clocks[0].curves, filled=clocks[0].curves.filled - 1)
     wrong = curves_of([dataclasses.replace(clocks[0], curves=first), *clocks[1:]])
@@ -58,10 +59,10 @@ def test_a_block_that_is_not_counted_is_missed():
 
 
 def test_sites_that_padding_would_make_too_large_keep_their_shapes(monkeypatch):
-    monkeypatch.setattr(dense_settings, "FEW_STACKED", 100)
-    monkeypatch.setattr(dense_settings, "MOST_STACKED", 2)
+    monkeypatch.setattr(dense, "FEW_STACKED", 100)
+    monkeypatch.setattr(dense, "MOST_STACKED", 2)
     clocks = dense_clocks(sites("logistic"), fp.Boomerang(), SETTING, 1024)
     assert [clock.potential.design.shape[0] for clock in clocks] == [150, 3, 70]
-    monkeypatch.setattr(dense_settings, "MOST_STACKED", 3)
+    monkeypatch.setattr(dense, "MOST_STACKED", 3)
     clocks = dense_clocks(sites("logistic"), fp.Boomerang(), SETTING, 1024)
     assert [clock.potential.design.shape[0] for clock in clocks] == [150] * 3

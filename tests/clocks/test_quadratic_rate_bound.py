@@ -10,8 +10,8 @@ from tests.support import DYNAMICS, LOSS_NAMES, loss, predictor, states
 
 import fedpdmc as fp
 from fedpdmc.clocks import SegmentClock
-from fedpdmc.clocks.cell_thinning import cell_length
-from fedpdmc.clocks.envelopes.quadratic_rate_bound import certified, signed_rates, taylor
+from fedpdmc.clocks.envelopes import certified, signed_rates, taylor
+from fedpdmc.clocks.thinning import cell_length
 from fedpdmc.members.run_coordinates import Opening, open_site
 from fedpdmc.potentials import LinearPredictor, Logistic, Quadratic, Sum
 

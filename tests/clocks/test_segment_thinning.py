@@ -14,11 +14,9 @@ from tests.support import DYNAMICS, LOSS_NAMES, predictor, states
 
 from fedpdmc._jax.random_streams import chain_keys
 from fedpdmc.clocks import VIOLATED, SegmentClock, answer
-from fedpdmc.clocks.cell_thinning import ThinnedClock
 from fedpdmc.clocks.choose import third_order
-from fedpdmc.clocks.envelopes.quadratic_rate_bound import signed_rates
-from fedpdmc.clocks.envelopes.third_order import ThirdOrder
-from fedpdmc.clocks.segment_thinning import Hazard
+from fedpdmc.clocks.envelopes import signed_rates
+from fedpdmc.clocks.thinning import Hazard, ThinnedClock, ThirdOrder
 from fedpdmc.plan import Plan
 from fedpdmc.potentials import Quadratic, Sum
 

@@ -13,9 +13,9 @@ from tests.clocks.laws import answered, heard
 from tests.support import DYNAMICS
 
 from fedpdmc._jax.random_streams import chain_keys
-from fedpdmc.clocks import VIOLATED, IntervalClock, interval_thinning
-from fedpdmc.clocks.envelopes.base import MOST_ADDED
-from fedpdmc.clocks.envelopes.time_polynomial import HIGH_ORDER, ORDER, SHORT, TimePolynomial, time_polynomial
+from fedpdmc.clocks import VIOLATED, IntervalClock, thinning
+from fedpdmc.clocks.envelopes import MOST_ADDED
+from fedpdmc.clocks.thinning import HIGH_ORDER, ORDER, SHORT, TimePolynomial, time_polynomial
 from fedpdmc.plan import Plan
 from fedpdmc.potentials import Program
 
@@ -174,7 +174,7 @@ def test_arrivals_have_the_law_of_the_rates(name, offset, kind):
 def test_intervals_that_are_cut_give_the_same_law(monkeypatch):
     """Hardly any error is small enough, so that intervals are cut many times."""
     made, route = clock("funnel", "zigzag"), plan([0.9, 0.8, -0.3, 1.2], "zigzag")
-    monkeypatch.setattr(interval_thinning, "MOST_ADDED", 1e-4)
+    monkeypatch.setattr(thinning, "MOST_ADDED", 1e-4)
     # Of another order, so that it is compiled again.
     again = dataclasses.replace(made, envelope=TimePolynomial(2.0 * made.envelope.usual, order=4))
     one = heard(again, route, 3)

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from tests.support import DYNAMICS
 
-from fedpdmc.clocks.path import Walk
-from fedpdmc.clocks.unfinished_chains import in_lanes, lane_count
+from fedpdmc.clocks.base import Walk, in_lanes, lane_count
 
 CHAINS = 40
 

@@ -7,18 +7,19 @@ import sys
 SCRIPT = """
 import sys
 import jax, jax.numpy as jnp
-from fedpdmc.console import compiler_progress, progress
+from fedpdmc.console import progress
+from fedpdmc.console import progress
 
 if sys.argv[1] != "off":
     jax.config.update("jax_compilation_cache_dir", sys.argv[1])
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-compiler_progress.REPORTED_AFTER = 0.0
+progress.REPORTED_AFTER = 0.0
 x = jnp.arange(3.0)
 
 with progress.showing(False) as this:
     def look(event, seconds, **_):
-        if event == compiler_progress.LOWERED:
+        if event == progress.LOWERED:
             print("meanwhile:", "; ".join(this.view().facts))
 
     jax.monitoring.register_event_duration_secs_listener(look)

@@ -13,10 +13,11 @@ from fedpdmc.console import progress
 # Every condition in one process: Rich reads these variables when a display is opened.
 SCRIPT = '''
 import fcntl, os, signal, struct, sys, termios, time
-from fedpdmc.console import progress, screens
+from fedpdmc.console import progress
+from fedpdmc.console import progress
 from fedpdmc.console.progress import Tick
 
-screens.FIRST_LINE = 0.05
+progress.FIRST_LINE = 0.05
 CONDITIONS = {
     "plain80": (80, {}), "plain200": (200, {}), "dumb": (80, {"TERM": "dumb"}), "nocolor": (80, {"NO_COLOR": "1"}),
     "forced": (80, {"FORCE_COLOR": "1"}), "narrow": (30, {}), "resized": (200, {}),

@@ -11,7 +11,7 @@ import typer
 from tests.federation.processes import free_port
 from tests.federation.studies import Folder
 
-from fedpdmc.certificates.keys import read_credentials
+from fedpdmc.certificates import read_credentials
 from fedpdmc.cli import app
 from fedpdmc.federation.grpc.client import serve
 from fedpdmc.study import parse_study, read_policy

@@ -5,8 +5,8 @@ from scipy import stats
 from tests.support import DYNAMICS, states
 
 import fedpdmc as fp
+from fedpdmc import dynamics
 from fedpdmc._jax.random_streams import normals, secret_uniforms
-from fedpdmc.dynamics import jumps
 from fedpdmc.errors import InputError
 
 CHAINS, DIM = 6, 3
@@ -100,7 +100,7 @@ def drawn(dim, seed=0):
     normal = np.random.default_rng(seed + 5).normal(size=dim)
     normal /= np.linalg.norm(normal)
     every = jnp.asarray(np.tile(normal, (MANY, 1)))
-    v = np.asarray(jumps.draw_bounce(secret_keys(MANY, seed), jnp.arange(MANY), every, jnp.ones(MANY, bool)))
+    v = np.asarray(dynamics.draw_bounce(secret_keys(MANY, seed), jnp.arange(MANY), every, jnp.ones(MANY, bool)))
     basis = np.linalg.svd(normal[None])[2][1:]
     return -v @ normal, v @ basis.T
 
@@ -118,7 +118,7 @@ def test_a_drawn_bounce_is_rayleigh_along_the_normal_and_normal_across_it(dim):
 
 @pytest.mark.usefixtures("double")
 def test_a_wrong_radius_and_a_wrong_sign_of_a_bounce_are_caught(monkeypatch):
-    monkeypatch.setattr(jumps, "normals", lambda u: normals(u) * (u.ndim == 3))
+    monkeypatch.setattr(dynamics, "normals", lambda u: normals(u) * (u.ndim == 3))
     assert stats.kstest(drawn(3)[0], "rayleigh").pvalue < 1e-10
     monkeypatch.undo()
     assert stats.kstest(-drawn(3)[0], "rayleigh").pvalue < 1e-10
@@ -131,15 +131,15 @@ def test_the_bits_of_a_bounce_come_from_the_key_alone():
     keys, number = secret_keys(chains), jnp.arange(chains)
     every = []
     for batch in range(batches):
-        u = secret_uniforms(keys, number, jnp.uint32(batch), jumps.PROPOSALS * (dim + 2))
-        u = u.reshape(jumps.PROPOSALS, dim + 2, chains)
+        u = secret_uniforms(keys, number, jnp.uint32(batch), dynamics.PROPOSALS * (dim + 2))
+        u = u.reshape(dynamics.PROPOSALS, dim + 2, chains)
         z, y = normals(u[:, :dim]), normals(u[:, dim])
         every.append(np.asarray(z * jnp.sqrt(1 + (y / jnp.sqrt(jnp.sum(z**2, 1))) ** 2)[:, None]))
     every, found = np.abs(np.concatenate(every)).transpose(2, 0, 1), []
     for seed in (1, 2):
         normal = np.random.default_rng(seed).normal(size=(chains, dim))
         normal /= np.linalg.norm(normal, axis=1, keepdims=True)
-        v = np.abs(np.asarray(jumps.draw_bounce(keys, number, jnp.asarray(normal), jnp.ones(chains, bool))))
+        v = np.abs(np.asarray(dynamics.draw_bounce(keys, number, jnp.asarray(normal), jnp.ones(chains, bool))))
         assert np.abs(v[:, None] - every).max(2).min(1).max() < 1e-14
         found.append(v)
     same = np.abs(found[0] - found[1]).max(1) < 1e-12
@@ -150,7 +150,7 @@ def test_the_bits_of_a_bounce_come_from_the_key_alone():
 @pytest.mark.usefixtures("double")
 def test_no_velocity_is_drawn_where_there_is_no_event():
     normal, which = jnp.eye(3)[jnp.arange(6) % 3], jnp.arange(6) < 2
-    v = np.asarray(jumps.draw_bounce(secret_keys(6), jnp.arange(6), normal, which))
+    v = np.asarray(dynamics.draw_bounce(secret_keys(6), jnp.arange(6), normal, which))
     assert (v[:2] != 0).all() and (v[2:] == 0).all()
 
 

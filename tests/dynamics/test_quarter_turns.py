@@ -9,7 +9,7 @@ from scipy import stats
 import fedpdmc as fp
 from fedpdmc._jax import random_streams as streams
 from fedpdmc._jax.compilation import compiled
-from fedpdmc.dynamics.quarter_turns import QUARTER, first_waits, turn_durations, turn_velocities
+from fedpdmc.dynamics import QUARTER, first_waits, turn_durations, turn_velocities
 from fedpdmc.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("double")

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import fedpdmc as fp
-from fedpdmc.dynamics.walls import Walls
+from fedpdmc.dynamics import Walls
 
 pytestmark = pytest.mark.usefixtures("double")
 DYNAMICS = (fp.ZigZag(), fp.BouncyParticle(), fp.Boomerang(), fp.FactorisedBoomerang())

@@ -1,7 +1,7 @@
 """The attack on one program: bounds in every domain against the rates that the program computes, and exact arithmetic.
 
-Attacked are cells and Taylor models in time, on a line or a rotation, of reflections or of flips, and derivatives on balls;
-in the bulk, in the tails, at kinks and across jumps. A violation is a computed rate, or a value in exact arithmetic, outside
+Attacked are cells and Taylor models in time, on a line or a rotation, of reflections or of flips;
+in the bulk, in the tails and at kinks. A violation is a computed rate, or a value in exact arithmetic, outside
 its bound, a rate that is not a number under a finite bound, and a jump of the value where the program is shown to have none.
 """
 
@@ -18,14 +18,10 @@ from tests.enclosures import exact
 from tests.enclosures.random_programs import DIM, JUMPING, names, program_of, random_tree, records, smaller
 
 from fedpdmc._jax.by_numpy import by_numpy, mapped_by_numpy
-from fedpdmc.clocks.envelopes.time_polynomial import HIGH_ORDER, ORDER
+from fedpdmc.clocks.thinning import HIGH_ORDER, ORDER
 from fedpdmc.enclosures import TimeInterval, enclose
-from fedpdmc.enclosures.continuity.jump_surfaces import JumpSurfaces
-from fedpdmc.enclosures.jets.jet import Balls, Jet, identity
-from fedpdmc.enclosures.multi_index import monomials
 from fedpdmc.errors import Discontinuous, NoEnclosure
-from fedpdmc.potentials.jax_function import curved_path
-from fedpdmc.potentials.quadratic_rate_cells import series_rates
+from fedpdmc.potentials.jax_function import curved_path, series_rates
 
 # Cells for each kind of path, times on each, and the orders of Taylor models, one of them for each program.
 CELLS, TIMES, ORDERS = 10, 8, (ORDER, HIGH_ORDER)
@@ -42,7 +38,7 @@ EXACT = (CELLS - 1, 2)
 INEXACT = {
     "32 bits", "32-bit sum", "offset", "phase", "large", "scan", "loop", "branch", "branch with a kink", "softmax", "erf",
     "erfc", "log ndtr", "atan", "lgamma", "digamma", "cholesky", "map", "cosh", "asinh", "by segment", "added", "dropped",
-    "largest", "log sum exp", "product", "backwards", "joint", *JUMPING,
+    "largest", "log sum exp", "product", "backwards", "joint", "three kinks", *JUMPING,
 }  # fmt: skip
 
 
@@ -76,7 +72,7 @@ def attack(tree, seed: int, seen: Counter | None = None, compiled: bool = False)
     rng = np.random.default_rng(seed)
     program = program_of(tree, records(seed))
     try:
-        surfaces = program.jump_surfaces()
+        program.check_continuity()
     except Discontinuous as error:
         # Some, of kinks within kinks, are not shown to be continuous though they are, and nothing is promised.
         kind = "may jump" if names(tree) & JUMPING else "not shown continuous"
@@ -84,11 +80,8 @@ def attack(tree, seed: int, seen: Counter | None = None, compiled: bool = False)
         return seen
     rotating, flips = KINDS[rng.integers(len(KINDS))]
     a, v, h, times = paths(rng, program.data, rotating, flips)
-    if surfaces is not None and surfaces.level.size:
-        onto(surfaces, a, v, h)
-        seen["programs with jumps"] += 1
     for _ in range(LINES if names(tree) & JUMPING else 1):
-        jumps_at_surfaces_alone(program._likelihood, surfaces, rng, seen)
+        check_no_jump(program._likelihood, rng, seen)
     rate = program._program(flips)
     rates = computed(compiled, rate, rotating, a, v, times)
     exactly = {} if names(tree) & INEXACT else exact_rates(rate, rotating, a, v, times)
@@ -108,50 +101,33 @@ def attack(tree, seed: int, seen: Counter | None = None, compiled: bool = False)
         bounded = np.isfinite(high)
         seen[name] += int(bounded.sum())
         seen["not finite " + name] += int((~bounded).sum())
-    if surfaces is None:
-        on_balls(program, rng, tree, seen)
     seen["programs"] += 1
     return seen
 
 
-def onto(surfaces: JumpSurfaces, a, v, h) -> None:
-    """Some of the paths cross a surface within their cell."""
-    for k in range(3, min(6, CELLS)):
-        i = k % len(surfaces.level)
-        normal = surfaces.normal[i]
-        gap = surfaces.level[i] - normal @ (a[k] + 0.5 * h[k] * v[k])
-        a[k] += normal * gap / (normal @ normal)
-
-
-def jumps_at_surfaces_alone(function, surfaces: JumpSurfaces | None, rng, seen: Counter) -> None:
-    """Fail where values jump along a line at a time at which it meets no surface.
+def check_no_jump(function, rng, seen: Counter) -> None:
+    """Fail where values jump along a line.
 
     The part of the line on which the value changes the most is divided again and again. Continuous values get nearer, by
     their slope; a jump stays, and so does a slope that begins and ends within the last part.
     """
     a, v = rng.normal(size=(2, DIM)) * rng.choice(SIZES[:3])
     low, high = -1.0, 1.0
-    met = np.zeros(0)
-    if surfaces is not None:
-        with np.errstate(divide="ignore", invalid="ignore"):
-            met = (surfaces.level - surfaces.normal @ a) / (surfaces.normal @ v)
     for _ in range(DIVISIONS):
         times = np.linspace(low, high, PARTS)
         values = mapped_by_numpy(function, a + times[:, None] * v)
-        inner = np.array([not np.any((met >= s) & (met <= t)) for s, t in zip(times, times[1:], strict=False)])
-        # Around surfaces too, but not across them.
-        change = np.where(inner, np.abs(np.diff(values)), 0.0)
-        if not np.all(np.isfinite(values)) or not np.any(inner):
+        if not np.all(np.isfinite(values)):
             return
+        change = np.abs(np.diff(values))
         k = int(np.argmax(change))
         low, high = times[k], times[k + 1]
-    seen["lines without other jumps"] += 1
+    seen["lines without jumps"] += 1
     # Where a value is steep, or noise, all parts of the last line change alike.
     if change[k] > max(JUMP * (1 + np.abs(values[k])), STEEP * np.partition(change, -2)[-2]):
         if is_steep(function, a + low * v, a + high * v, v):
             seen["steep instead of jumps"] += 1
             return
-        raise Violation(f"the value jumps by {change[k]!r} at {(a + low * v).tolist()}, where no surface is")
+        raise Violation(f"the value jumps by {change[k]!r} at {(a + low * v).tolist()}")
 
 
 def is_steep(function, one, other, v) -> bool:
@@ -274,54 +250,6 @@ def held_exactly(low, exactly, high, place, times) -> None:
                     f"{' '.join(place)}: rate {i} of cell {k} is in [{least!r}, {most!r}] in exact arithmetic, not in "
                     f"[{lo!r}, {hi!r}]"
                 )
-
-
-def on_balls(program, rng, tree, seen: Counter) -> None:
-    """Gradients on balls, computed and, where the second implementation can, values in exact arithmetic."""
-    radii = np.asarray([0.0, 0.01, 0.5])
-    center = rng.normal(size=DIM) * rng.choice(SIZES[:3])
-    balls = Balls(radii, monomials(DIM, 2))
-    try:
-        jet = enclose(program._likelihood, balls)(identity(balls, center))
-    except NoEnclosure as error:
-        seen[f"refused on balls: {error.primitive}"] += 1
-        return
-    if not isinstance(jet, Jet):
-        return
-    turns = rng.normal(size=(len(radii), 4, DIM))
-    turns /= np.linalg.norm(turns, axis=-1, keepdims=True)
-    points = center + radii[:, None, None] * rng.random((len(radii), 4, 1)) * turns
-    gradients = mapped_by_numpy(program._gradient, points.reshape(-1, DIM)).reshape(points.shape)
-    room = 1e-9 * (1 + np.abs(gradients))
-    lo, hi = jet.lo[:, None, 1 : 1 + DIM] - room, jet.hi[:, None, 1 : 1 + DIM] + room
-    with np.errstate(invalid="ignore"):
-        bad = (gradients < lo) | (gradients > hi)
-    if np.any(bad):
-        j, k, i = np.argwhere(bad)[0]
-        raise Violation(
-            f"balls: gradient {gradients[j, k, i]!r} outside, radius {radii[j]}, at {points[j, k].tolist()}"
-        )
-    seen["on balls"] += int(np.isfinite(hi).sum())
-    if not names(tree) & INEXACT:
-        with contextlib.suppress(NotImplementedError, MemoryError):
-            in_exact_arithmetic(program, jet, points[-1, 0], seen)
-
-
-def in_exact_arithmetic(program, jet, point, seen: Counter) -> None:
-    """Value and gradient, by intervals of forty digits."""
-    (gradient,) = exact.evaluate(program._gradient, point)
-    for i, part in enumerate(gradient, 1):
-        least, most = exact.ends(np.asarray(part, object))
-        if not (jet.lo[-1, i] <= least and most <= jet.hi[-1, i]) and np.isfinite(jet.hi[-1, i] - jet.lo[-1, i]):
-            raise Violation(
-                f"balls: derivative {i} is in [{least!r}, {most!r}], not in [{jet.lo[-1, i]!r}, {jet.hi[-1, i]!r}]"
-            )
-    (value,) = exact.evaluate(program._likelihood, point)
-    low, high = exact.ends(value)
-    room = 1e-12 * (abs(low) + abs(high))
-    if high + room < jet.lo[-1, 0] or low - room > jet.hi[-1, 0]:
-        raise Violation(f"balls: the value is in [{low!r}, {high!r}], not in [{jet.lo[-1, 0]!r}, {jet.hi[-1, 0]!r}]")
-    seen["in exact arithmetic"] += 1
 
 
 def shrunk(tree, seed: int, compiled: bool, message: str):

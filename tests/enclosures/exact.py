@@ -8,7 +8,7 @@ import mpmath
 import numpy as np
 from jax.extend import core
 
-from fedpdmc._jax.by_numpy import INNER
+from fedpdmc._jax.programs import INNER
 
 iv: Any = mpmath.iv
 iv.prec = 140

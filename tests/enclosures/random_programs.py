@@ -62,6 +62,7 @@ UNARY = {
     "abs": lambda z, d: jnp.abs(z), "relu": lambda z, d: jnp.maximum(z, 0.3), "clip": lambda z, d: jnp.clip(z, -1.0, 2.0),
     "huber": lambda z, d: jnp.where(jnp.abs(z) < 1.0, 0.5 * z * z, jnp.abs(z) - 0.5),
     "cap": lambda z, d: jnp.minimum(z, 1.0),
+    "three kinks": lambda z, d: lax.select_n(d["g"] % 3, z, jnp.maximum(z - 0.4, 0.0), jnp.abs(z)),
     "guard": lambda z, d: jnp.log(jnp.where(z > 0, 1 + z, 1.0)), "mask": lambda z, d: jnp.where(d["y"] > 0, z, 1.0),
     "leaky": lambda z, d: jax.nn.leaky_relu(z), "elu": lambda z, d: jax.nn.elu(z),
     "hinge": lambda z, d: jax.nn.relu(1 - z) ** 2,

@@ -10,9 +10,9 @@ from jax.scipy.special import betaln, gammaln, log_ndtr, logsumexp, ndtr, xlogy
 from tests import zoo
 
 import fedpdmc as fp
-from fedpdmc.enclosures import check_continuity, jump_surfaces, smoothed
-from fedpdmc.errors import Discontinuous
-from fedpdmc.members.run_coordinates import Opening, choose_clock
+from fedpdmc.enclosures import check_continuity, smoothed
+from fedpdmc.errors import Discontinuous, InputError
+from fedpdmc.members.run_coordinates import Opening, choose_clock, open_site
 from fedpdmc.potentials import Program
 
 Y = np.random.default_rng(0).normal(size=7)
@@ -91,6 +91,9 @@ CONTINUOUS = {
     "sums that differ by rounding": lambda x: jnp.where(x[0] > 0, 0.1 * x[1] + 0.2 * x[1] + x[0], 0.3 * x[1]),
     "a guard at zero": lambda x: jnp.sum(jnp.where(x == 0, 1.0, jnp.sin(x) / jnp.where(x == 0, 1.0, x))),
     "whole numbers that meet": lambda x: jnp.sum(jnp.where(jax.lax.div(jnp.where(x > 0, 3, 2), 2) == 1, x, 0.0)),
+    "never at a limit": lambda x: jnp.sum(
+        jnp.where(jnp.clip(jax.nn.sigmoid(x), 1e-300, 1 - 1e-15) == 1, 3.0, jax.nn.sigmoid(x))
+    ),
     "an infinite case": lambda x: jnp.where(jnp.isneginf(log_or_not(x[0])), -jnp.inf, log_or_not(x[0])),
     "a power": lambda x: jnp.sum(jnp.power(T, jnp.exp(x[0])) + jnp.power(1.0 + T, x[1]) + jnp.exp(x[0]) ** x[1]),
     "a sum that cancels but for rounding": lambda x: jnp.where(
@@ -143,6 +146,9 @@ JUMPS = {
     "finite": lambda x: jnp.where(jnp.isfinite(jnp.log(x[0])), 0.0, 3.0),
     "below infinity": lambda x: jnp.where(jnp.log(x[0]) < jnp.inf, 0.0, 3.0),
     "an overflow": lambda x: jnp.where(jnp.isinf(jnp.exp(700 + 20 * x[0])), 3.0, 0.0),
+    "an overflow that a limit hides": lambda x: jnp.where(
+        jnp.isinf(jnp.exp(700 + 20 * x[0])), 3.0, jnp.minimum(jnp.exp(700 + 20 * x[0]), 5.0)
+    ),
     "a root that is not negative": lambda x: jnp.where(jnp.sqrt(x[0]) >= 0, 0.0, 3.0),
     "the sign of a root": lambda x: jnp.sign(jnp.sqrt(x[0]) + 1.0),
     "not positive definite": lambda x: jnp.where(jnp.isnan(jnp.linalg.cholesky(jnp.diag(x))[0, 0]), 3.0, 0.0),
@@ -180,6 +186,7 @@ JUMPS = {
     "the middle, reversed": lambda x: jnp.sum(jnp.where(x[::-1] - x == 0, step(x), 1.0)),
     # Functions that reach by rounding what they only approach, or that are equal on a part of space.
     "an underflow": lambda x: jnp.where(jnp.exp(20 * x[0] - 745) > 0, 3.0, 0.0),
+    "at a limit": lambda x: jnp.sum(jnp.where(jnp.clip(jax.nn.sigmoid(x), 1e-300, 1.0) == 1, 3.0, jax.nn.sigmoid(x))),
     "a probability of one": lambda x: jnp.where(jax.nn.sigmoid(37 + x[0]) < 1, 3.0, 0.0),
     "a hyperbolic tangent of one": lambda x: jnp.where(jnp.tanh(19 + x[0]) < 1, 3.0, 0.0),
     "an exponential that is not there": lambda x: jnp.where(jnp.expm1(x[0] - 37) > -1, 3.0, 0.0),
@@ -196,6 +203,8 @@ JUMPS = {
     "a root less itself": lambda x: jnp.where(jnp.sqrt(x[0]) - jnp.sqrt(x[0]) == 0, 0.0, 3.0),
     "the smaller of a root": lambda x: jnp.where(jnp.minimum(jnp.sqrt(x[0]), -1.0) > -2, 0.0, 3.0),
     "zero times a root, not differentiated": lambda x: 0 * jax.lax.stop_gradient(jnp.sqrt(x[0])),
+    "another root that is no number": lambda x: jnp.where(jnp.isnan(jnp.sqrt(x))[::-1], 3.0, jnp.sqrt(x))[0],
+    "a part of a root that is no number": lambda x: jnp.where(jnp.isnan(jnp.sqrt(x))[:1], 3.0, jnp.sqrt(x))[1],
     "a root in a part of a case": lambda x: jnp.where(
         jnp.isnan(jnp.sqrt(x[0])), 3.0, jnp.where(x[1] > 0, x[1] * jnp.sqrt(x[0]), 0.0)
     ),
@@ -235,41 +244,8 @@ def test_what_is_not_shown_to_meet_is_refused_with_its_line(name):
         check_continuity(smoothed(JUMPS[name]), 3)
 
 
-# Programs that jump only where affine values are equal, with the number of hyperplanes.
-SURFACES = {"a wall": len(Y), "a change point": len(np.unique(T)), "order": 1, "sign": 3, "a comparison as a number": 3,
-            "cond": 1, "heaviside": 3, "a softplus by halves": 3, "double where with a gap": 3,
-            "the second of three cases, at planes": 3, "a root of a sign, at planes": 3, "beside large numbers": 1,
-            "a maximum with a root of a sign": 1, "a finite logarithm of a sign": 1,
-            "where data are zero, at planes": 1}  # fmt: skip
-
-
 @pytest.mark.usefixtures("double")
-@pytest.mark.parametrize("name", JUMPS)
-def test_jumps_at_hyperplanes_are_found_and_no_others(name):
-    if name not in SURFACES:
-        with pytest.raises(Discontinuous):
-            jump_surfaces(smoothed(JUMPS[name]), 3)
-        return
-    found = jump_surfaces(smoothed(JUMPS[name]), 3)
-    assert found is not None
-    places = np.column_stack([found.normal, found.level]) / np.linalg.norm(found.normal, axis=1, keepdims=True)
-    assert len(np.unique(places.round(9), axis=0)) == SURFACES[name]
-
-
-@pytest.mark.usefixtures("double")
-def test_surfaces_are_where_values_jump():
-    def potential(x):
-        return jnp.where(2 * x[0] - x[1] > 0.5, 1.0, 3.0) + jnp.sum(jnp.abs(x))
-
-    found = jump_surfaces(potential, 2)
-    assert found is not None
-    np.testing.assert_array_equal(found.normal, [[2.0, -1.0]])
-    np.testing.assert_array_equal(found.level, [0.5])
-    assert jump_surfaces(lambda x: jnp.sum(jnp.abs(x)), 2) is None
-
-
-@pytest.mark.usefixtures("double")
-def test_a_helper_that_also_runs_in_a_loop_is_not_taken_for_affine():
+def test_a_helper_that_also_runs_in_a_loop_is_refused():
     """One compiled helper compares an affine value here and one that is not in the loop."""
     helper = jax.jit(lambda z: jnp.where(z > 0.3, 1.0, 0.0))
 
@@ -277,7 +253,7 @@ def test_a_helper_that_also_runs_in_a_loop_is_not_taken_for_affine():
         return helper(x[0]) + jax.lax.scan(lambda c, s: (c + helper(jnp.sin(x[1]) * s), None), 0.0, jnp.asarray(Y))[0]
 
     with pytest.raises(Discontinuous):
-        jump_surfaces(potential, 2)
+        check_continuity(potential, 2)
 
 
 @pytest.mark.usefixtures("double")
@@ -328,3 +304,47 @@ def test_bounds_that_are_not_proved_take_a_primitive_without_a_rule():
     program.check_continuity(lenient=True)
     with pytest.raises(Discontinuous, match="eigh"):
         program.check_continuity()
+
+
+def rounded_down(x, y):
+    return jnp.sum((y - 0.5 * fp.models.continuous(jnp.floor)(x[0] + y)) ** 2)
+
+
+def vouched_site():
+    return fp.Site(rounded_down, name="a", data=Y)
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize(
+    "name", ["floor", "a change point", "not differentiated", "differentiated by hand", "not a number"]
+)
+def test_what_a_user_vouches_for_is_taken_and_what_is_beside_it_is_not(name):
+    vouched = fp.models.continuous(JUMPS[name])
+    check_continuity(smoothed(lambda x: jnp.sum(jax.nn.softplus(x)) + vouched(x)), 3)
+    with pytest.raises(Discontinuous):
+        check_continuity(smoothed(lambda x: JUMPS[name](x) + vouched(x)), 3)
+    with pytest.raises(Discontinuous):
+        check_continuity(smoothed(lambda x: jnp.sum(jnp.where(x > 0.3, vouched(x), 0.0))), 3)
+
+
+def test_an_assertion_is_no_certificate(tmp_path):
+    post = fp.sample(
+        vouched_site(), fp.models.normal_prior(1), dynamics=fp.ZigZag(), reference="identity", chains=2, duration=4.0,
+        seed=1, progress=False,
+    )  # fmt: skip
+    assert not post.certified
+    assert "ASSERTED BY THE USER and not shown, at" in str(post.certificate)
+    assert "test_continuity.py" in post.certificate[0]["continuity"]
+    assert "exact if the continuity that the user asserts holds" in " ".join(str(post.summary()).split())
+    post.save(tmp_path / "post")
+    again = fp.load(tmp_path / "post")
+    assert not again.certified and again.certificate.asserted
+
+
+@pytest.mark.usefixtures("double")
+def test_sites_on_a_network_and_model_files_take_no_assertion():
+    opening = Opening(fp.Reference(jnp.zeros(1), jnp.ones(1)), fp.ZigZag())
+    with pytest.raises(InputError, match="asserted and not shown"):
+        open_site(vouched_site().sized(1), opening)
+    with pytest.raises(InputError, match="takes no assertion"):
+        fp.Model(lambda x, row: fp.models.continuous(jnp.tanh)(x["a"]), parameters=["a"], columns={"t": "real"})

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedpdmc.enclosures import check_continuity, jump_surfaces
+from fedpdmc.enclosures import check_continuity
 from fedpdmc.errors import Discontinuous
 from fedpdmc.potentials import Program
 
@@ -83,7 +83,7 @@ CONTINUOUS = {
 @pytest.mark.parametrize("name", JUMPS)
 def test_data_for_which_a_program_jumps_are_not_taken_for_others(name):
     with pytest.raises(Discontinuous):
-        jump_surfaces(JUMPS[name], 2)
+        check_continuity(JUMPS[name], 2)
 
 
 @pytest.mark.usefixtures("double")
@@ -95,7 +95,7 @@ def test_data_for_which_a_program_is_continuous(name):
 @pytest.mark.usefixtures("double")
 def test_a_loop_over_no_records_has_bounds():
     program = Program(lambda x, t: jax.lax.scan(lambda c, s: (jnp.abs(c * s), c), x[0], t)[0], jnp.zeros(0), 2)
-    assert program.jump_surfaces() is None
+    program.check_continuity()
     for flips in (False, True):
         program.check(False, flips)
 

@@ -11,9 +11,7 @@ from jax import lax
 
 from fedpdmc._jax.by_numpy import mapped_by_numpy
 from fedpdmc.enclosures import Cell, Interval, Series, TimeInterval, enclose, smoothed, span
-from fedpdmc.enclosures.jets.jet import Balls, Jet, identity
-from fedpdmc.enclosures.multi_index import monomials
-from fedpdmc.enclosures.taylor_models.taylor_model import whole
+from fedpdmc.enclosures.taylor_models import whole
 from fedpdmc.errors import NoEnclosure
 from fedpdmc.potentials.jax_function import curved_path
 
@@ -186,36 +184,3 @@ def test_gradients_are_held(domain, table):
             # A potential that is not finite is refused at the start.
             if np.all(np.isfinite(value)):
                 held(name, lo, value, hi, widest=3e4)
-
-
-@pytest.mark.parametrize("table", TABLES)
-def test_values_and_derivatives_are_held_on_balls(table):
-    """A quadratic of the entries, so that each of them has derivatives of its own; others are left to cells."""
-    balls = Balls(np.asarray([0.0, 0.3]), monomials(3, 2))
-    rng, followed = np.random.default_rng(1), 0
-    for name, f in table.items():
-
-        def program(x, f=f):
-            y = f(x)
-            return y * y + x[0] * y
-
-        try:
-            jet = enclose(program, balls)(identity(balls, X))
-        except NoEnclosure:
-            continue
-        followed += 1
-        assert isinstance(jet, Jet), name
-        direction = rng.normal(size=3)
-        for j, y in enumerate((X, X + 0.3 * direction / np.linalg.norm(direction))):
-            y = jnp.asarray(y)
-            held(name, jet.lo[j, 0], program(y), jet.hi[j, 0])
-            first = jax.jacfwd(program)(y)
-            second = jax.jacfwd(jax.jacfwd(program))(y)
-            for k, alpha in enumerate(balls.table.exponents):
-                axes = np.repeat(np.arange(3), alpha)
-                if len(axes) == 1:
-                    held((name, alpha), jet.lo[j, k], first[..., axes[0]], jet.hi[j, k])
-                if len(axes) == 2:
-                    share = 0.5 if axes[0] == axes[1] else 1.0
-                    held((name, alpha), jet.lo[j, k], share * second[..., axes[0], axes[1]], jet.hi[j, k])
-    assert followed > len(table) // 2

@@ -8,8 +8,8 @@ import mpmath
 import numpy as np
 import pytest
 
-from fedpdmc.enclosures.taylor_models import polygammas
-from fedpdmc.enclosures.taylor_models.compositions import LOCAL
+from fedpdmc.enclosures import taylor_models
+from fedpdmc.enclosures.taylor_models import LOCAL
 
 pytestmark = pytest.mark.usefixtures("double")
 
@@ -25,8 +25,10 @@ def exact(m, x):
 def test_values_lie_within_their_errors(right, monkeypatch):
     if not right:
         # One term left out.
-        monkeypatch.setattr(polygammas, "BERNOULLI", (*polygammas.BERNOULLI[:2], 0.0, *polygammas.BERNOULLI[3:]))
-    found = jax.jit(lambda x: polygammas.derivatives(x, range(6)))(jnp.asarray(POINTS))
+        monkeypatch.setattr(
+            taylor_models, "BERNOULLI", (*taylor_models.BERNOULLI[:2], 0.0, *taylor_models.BERNOULLI[3:])
+        )
+    found = jax.jit(lambda x: taylor_models.polygammas(x, range(6)))(jnp.asarray(POINTS))
     inside = [
         abs(float(v) - exact(m, x)) <= float(e)
         for m, (value, error) in enumerate(found)
@@ -38,14 +40,14 @@ def test_values_lie_within_their_errors(right, monkeypatch):
 @pytest.mark.parametrize("first", [-1, 0, 1])
 def test_the_next_derivative_is_bounded_on_the_range(first):
     x, far = jnp.asarray([0.3, 2.0, 40.0]), jnp.asarray([0.2, 0.7, 39.9])
-    values, errors, beyond = polygammas.about(first, x, far, 3)
+    values, errors, beyond = taylor_models.polygammas_about(first, x, far, 3)
     for i, (middle, reach) in enumerate(zip(np.asarray(x), np.asarray(far), strict=True)):
         for k in range(4):
             wanted = exact(first + k, middle) / float(mpmath.factorial(k))
             assert abs(float(values[k][i]) - wanted) <= float(errors[k][i])
         worst = max(abs(exact(first + 4, y)) for y in (middle - reach, middle + reach)) / 24
         assert worst <= float(beyond[i]) <= 1.001 * worst
-    assert np.isinf(polygammas.about(first, x[:1], jnp.asarray([0.3]), 3)[2])
+    assert np.isinf(taylor_models.polygammas_about(first, x[:1], jnp.asarray([0.3]), 3)[2])
 
 
 @pytest.mark.parametrize("right", [True, False])

@@ -7,9 +7,7 @@ import pytest
 
 import fedpdmc as fp
 from fedpdmc._jax.by_numpy import mapped_by_numpy
-from fedpdmc.enclosures import Cell, Curve, Series, TimeInterval, enclose, triangular
-from fedpdmc.enclosures.jets.jet import Balls, identity
-from fedpdmc.enclosures.multi_index import monomials
+from fedpdmc.enclosures import Cell, Curve, Series, TimeInterval, control_flow, enclose
 from fedpdmc.errors import InputError, NoEnclosure
 
 DATA = np.random.default_rng(0).exponential(1.0, 20)
@@ -24,11 +22,8 @@ def product_in_32_bits(x):
 
 
 @pytest.mark.usefixtures("double")
-def test_fewer_bits_are_allowed_for_on_cells_and_left_to_them_by_balls():
+def test_fewer_bits_are_allowed_for_on_cells():
     f, x = in_32_bits, np.array([0.3, 0.1])
-    balls = Balls(np.asarray([0.0, 0.5]), monomials(2, 3))
-    with pytest.raises(NoEnclosure, match="fewer bits"):
-        enclose(f, balls)(identity(balls, x))
     v = np.array([1.0, -2.0])
     found = enclose(f, Cell(0.1))(Series(jnp.asarray(x), jnp.full(2, 1e-14), jnp.asarray(v)))
     for s in np.linspace(0.0, 0.1, 7):
@@ -40,10 +35,9 @@ def test_fewer_bits_are_allowed_for_on_cells_and_left_to_them_by_balls():
 
 @pytest.mark.usefixtures("double")
 def test_a_product_in_fewer_bits_is_refused_everywhere():
-    x, balls = np.array([0.3, 0.1]), Balls(np.asarray([0.0, 0.5]), monomials(2, 3))
+    x = np.array([0.3, 0.1])
     still = jnp.zeros(2)
     for domain, form in (
-        (balls, identity(balls, x)),
         (Cell(0.1), Series(jnp.asarray(x), still)),
         (TimeInterval(2), Curve((jnp.asarray(x)[:, None],), still[:, None])),
     ):
@@ -75,7 +69,7 @@ def test_a_run_whose_rates_are_lost_in_rounding_is_refused():
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("condition", [pytest.param(1e2, marks=pytest.mark.long), 1e4])
 def test_factors_of_large_matrices_are_held_as_the_library_computes_them(condition):
-    rows = triangular.MOST_ROWS
+    rows = control_flow.MOST_ROWS
     turn, _ = np.linalg.qr(np.random.default_rng(0).normal(size=(rows, rows)))
     matrix = turn * np.geomspace(1, condition, rows) @ turn.T
 
@@ -111,7 +105,7 @@ def test_factors_of_a_smooth_kernel_keep_their_digits():
 
 @pytest.mark.usefixtures("double")
 def test_a_matrix_with_more_rows_is_refused():
-    rows = triangular.MOST_ROWS + 1
+    rows = control_flow.MOST_ROWS + 1
     with pytest.raises(NoEnclosure, match=f"'cholesky'.*{rows} rows"):
         enclose(lambda x: jnp.linalg.cholesky(x * jnp.eye(rows)), Cell(0.1))(
             Series(jnp.asarray(1.0), jnp.asarray(0.0), jnp.asarray(1.0))

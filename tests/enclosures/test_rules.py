@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from tests.enclosures.cases import ARRAYS, ELEMENTWISE
 
 from fedpdmc.enclosures import Cell, Interval, Series, enclose
-from fedpdmc.enclosures.known_extremes import falling
-from fedpdmc.enclosures.series.special_functions import FUNCTIONS, Smooth
+from fedpdmc.enclosures.special_functions import FUNCTIONS, Smooth, falling
 
 pytestmark = pytest.mark.usefixtures("double")
 

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from jax.scipy import special
 from tests.enclosures.cases import ARRAYS, ELEMENTWISE
 
-from fedpdmc.enclosures import Curve, TimeInterval, enclose
-from fedpdmc.enclosures.taylor_models import compositions
+from fedpdmc.enclosures import Curve, TimeInterval, enclose, taylor_models
 from fedpdmc.errors import NoEnclosure
 from fedpdmc.potentials.jax_function import curved_path
 
@@ -113,9 +112,9 @@ def test_a_function_that_is_known_wrongly_is_caught(part, monkeypatch):
             beyond=share * known.beyond, values=known.values if share < 1 else [1.01 * c for c in known.values]
         )
 
-    right = compositions.LOCAL["exp"]
+    right = taylor_models.LOCAL["exp"]
     assert np.all(on_paths(jnp.exp, 0, 1, False, 3, 0)[0] <= 0)
-    monkeypatch.setitem(compositions.LOCAL, "exp", wrong)
+    monkeypatch.setitem(taylor_models.LOCAL, "exp", wrong)
     assert np.any(on_paths(jnp.exp, 0, 1, False, 3, 0)[0] > 0)
 
 

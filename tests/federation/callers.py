@@ -8,7 +8,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 
 from fedpdmc.federation import messages as wire
-from fedpdmc.federation.grpc.options import JOIN, SERVICE
+from fedpdmc.federation.grpc.tls import JOIN, SERVICE
 
 
 def says(address, credentials, *messages, wait=5.0, compression=None):

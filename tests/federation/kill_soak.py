@@ -58,10 +58,10 @@ def zygote() -> None:
     import fedpdmc.federation.resume
     import fedpdmc.operations.serve  # noqa: F401
     from fedpdmc.__main__ import main
-    from fedpdmc.federation.site_agent import audit_files
+    from fedpdmc.federation.site_agent import audit_log
 
     # So that logs of short runs are of several files.
-    audit_files.MOST_SEGMENT = 20_000
+    audit_log.MOST_SEGMENT = 20_000
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for line in sys.stdin:
         order = json.loads(line)

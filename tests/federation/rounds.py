@@ -10,7 +10,7 @@ from fedpdmc._jax.precision import double_precision
 from fedpdmc.results.skeleton import join
 from fedpdmc.sampling.arguments import Settings
 from fedpdmc.sampling.defaults import choose
-from fedpdmc.sampling.engines.chunked import CompiledEngine
+from fedpdmc.sampling.engines.compiled_loop import CompiledEngine
 from fedpdmc.sampling.engines.rounds import RoundsEngine
 from fedpdmc.sampling.factory import coordinator, coordinator_key, federation, start_state
 

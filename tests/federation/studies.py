@@ -9,7 +9,7 @@ import pytest
 from tests.study.contracts import CONTRACT, MODEL_FILE, POLICY, model_file, rows, with_model_file, write_csv
 
 import fedpdmc as fp
-from fedpdmc.certificates.keys import make_keys, read_credentials
+from fedpdmc.certificates import make_keys, read_credentials
 from fedpdmc.federation.grpc.client import serve
 from fedpdmc.federation.joint_plans import JointRandomness, OwnPlans, joint_seed
 from fedpdmc.federation.site_agent.start import open_agent

@@ -16,14 +16,14 @@ from tests.federation.callers import dated, hello, says
 from tests.federation.studies import same_bits
 
 import fedpdmc as fp
-import fedpdmc.certificates.keys
-from fedpdmc.certificates.keys import Credentials, fingerprint, make_keys, read_credentials, revoke
+import fedpdmc.certificates
+from fedpdmc.certificates import Credentials, fingerprint, make_keys, read_credentials, revoke
 from fedpdmc.errors import InputError, Refused
 from fedpdmc.federation import messages as wire
 from fedpdmc.federation.codecs import MOST_BYTES
 from fedpdmc.federation.grpc import client, server
 from fedpdmc.federation.grpc.client import serve
-from fedpdmc.federation.grpc.options import JOIN, SERVICE
+from fedpdmc.federation.grpc.tls import JOIN, SERVICE
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def test_a_revoked_certificate_is_refused_and_its_open_stream_closed(
     folder, tmp_path, expected, caplog, monkeypatch, way
 ):
     """Shut out in the middle of a run: the run waits, refuses the old certificate, and goes on with a new one."""
-    monkeypatch.setattr(fedpdmc.certificates.keys, "SECONDS", 0.0)
+    monkeypatch.setattr(fedpdmc.certificates, "SECONDS", 0.0)
     shutil.copytree(folder.path / "keys", tmp_path / "keys")
     place = tmp_path / "keys" / "coordinator"
     agents = {name: folder.agent(name, tmp_path / name) for name in folder.study.sites}
@@ -186,7 +186,7 @@ def test_a_certificate_that_expires_ends_the_stream_and_a_renewed_one_goes_on(
 
     south.answer, stop = outlive, threading.Event()
     written.write_bytes(dated(tmp_path / "keys" / "authority", good, -600, 3))
-    end = fedpdmc.certificates.keys.expiry(written.read_bytes())
+    end = fedpdmc.certificates.expiry(written.read_bytes())
     with folder.listening(keys=tmp_path / "keys" / "coordinator") as connection, folder.sites(connection, agents):
         own = read_credentials(tmp_path / "keys" / "sites" / "south")
         worker = threading.Thread(target=serve, args=(south, connection.address, own, wait), daemon=True)

@@ -15,10 +15,10 @@ from tests.federation.processes import Parties
 from tests.federation.studies import SEED, SITE_SEED, Folder, same_bits
 
 import fedpdmc as fp
-from fedpdmc.certificates.keys import fingerprint, make_keys, read_credentials, revoke
+from fedpdmc.certificates import fingerprint, make_keys, read_credentials, revoke
 from fedpdmc.federation import messages
 from fedpdmc.federation.grpc import connection_limits
-from fedpdmc.federation.grpc.options import JOIN, SERVICE
+from fedpdmc.federation.grpc.tls import JOIN, SERVICE
 
 
 def few_descriptors(name, command):
@@ -127,7 +127,7 @@ def test_one_certificate_does_not_lock_other_sites_out(folder, tmp_path, revoked
 def test_connections_that_say_nothing_are_few_and_end(folder, monkeypatch, caplog):
     caplog.set_level(logging.WARNING, "fedpdmc")
     with folder.listening() as connection:
-        limits = connection_limits.Limits.of(len(folder.study.sites))
+        limits = connection_limits.ConnectionLimits.of(len(folder.study.sites))
         with idle_connections(connection.address, 60, "127.0.0.3") as held:
             assert wait_until(lambda: still_open(held) <= limits.each)
             # Another address is not concerned.

@@ -16,7 +16,7 @@ from tests.federation.studies import ZIGZAG, Folder
 import fedpdmc
 from fedpdmc.errors import InputError, Refused
 from fedpdmc.federation import message_format, messages
-from fedpdmc.federation.site_agent import audit_files, versions
+from fedpdmc.federation.site_agent import audit_log, versions
 from fedpdmc.federation.site_agent.agent import MOST_REFUSALS
 from fedpdmc.federation.site_agent.audit_log import AuditLog, Kind, read_log
 from fedpdmc.federation.site_agent.audit_replay import replay, show
@@ -162,7 +162,7 @@ def test_a_request_is_in_the_log_before_it_is_worked_on(zigzag, agent, monkeypat
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedpdmc.federation.site_agent.timed_walks._first_steps", interrupted)
+    monkeypatch.setattr("fedpdmc.federation.site_agent.computation._first_steps", interrupted)
     with pytest.raises(KeyboardInterrupt):
         agent.answer(plans())
     monkeypatch.undo()
@@ -277,7 +277,7 @@ def test_the_rest_of_a_torn_entry_is_not_left_behind_a_shorter_one(tmp_path, mon
 
 @pytest.fixture
 def short_files(monkeypatch):
-    monkeypatch.setattr(audit_files, "MOST_SEGMENT", 2000)
+    monkeypatch.setattr(audit_log, "MOST_SEGMENT", 2000)
 
 
 def written(folder, rounds=40):
@@ -291,7 +291,7 @@ def written(folder, rounds=40):
 
 def test_a_log_goes_on_in_a_new_file_and_is_one_log(tmp_path, short_files):
     log = written(tmp_path)
-    closed = audit_files.closed_files(tmp_path)
+    closed = audit_log.closed_files(tmp_path)
     assert len(closed) > 3 and all(os.stat(path).st_mode & 0o777 == 0o400 for path in closed)
     assert [log.read_answer(k) for k in range(40)] == [b"answer %d " % k * 10 for k in range(40)]
     # While another process writes, and after it was closed and opened again.
@@ -305,7 +305,7 @@ def test_a_log_goes_on_in_a_new_file_and_is_one_log(tmp_path, short_files):
 
 def test_each_file_of_a_log_is_missed_and_any_change_of_it_found(tmp_path, short_files):
     written(tmp_path).close()
-    for path in (*audit_files.closed_files(tmp_path), tmp_path / "audit.log"):
+    for path in (*audit_log.closed_files(tmp_path), tmp_path / "audit.log"):
         content = path.read_bytes()
         path.unlink()
         with pytest.raises(InputError, match=f"{path.name}"):
@@ -319,7 +319,7 @@ def test_each_file_of_a_log_is_missed_and_any_change_of_it_found(tmp_path, short
                 with pytest.raises(InputError, match=f"{path.name}, altered"):
                     list(read_log(tmp_path))
         path.write_bytes(content)
-    first, second = audit_files.closed_files(tmp_path)[:2]
+    first, second = audit_log.closed_files(tmp_path)[:2]
     one, two = first.read_bytes(), second.read_bytes()
     first.write_bytes(two), second.write_bytes(one)
     with pytest.raises(InputError, match="altered"):
@@ -329,7 +329,7 @@ def test_each_file_of_a_log_is_missed_and_any_change_of_it_found(tmp_path, short
 CALLS = ("fsync", "open", "pwrite", "link", "replace", "chmod")
 CHANGE = """
 import errno, os, sys
-from fedpdmc.federation.site_agent import audit_files
+from fedpdmc.federation.site_agent import audit_log
 from fedpdmc.federation.site_agent.audit_log import AuditLog, Kind
 
 def answer(folder, call, how, told):
@@ -353,7 +353,7 @@ def answer(folder, call, how, told):
         print(number, file=told, flush=True)
     log.close()
 
-audit_files.MOST_SEGMENT = 2000
+audit_log.MOST_SEGMENT = 2000
 folder, how, *calls = sys.argv[1:]
 for call in calls:
     for _ in range(2):

@@ -9,7 +9,7 @@ from tests.federation.studies import Folder
 from tests.federation.test_agent import RUN, ask, joined, opening, plans
 
 import fedpdmc as fp
-from fedpdmc.certificates.keys import read_credentials
+from fedpdmc.certificates import read_credentials
 from fedpdmc.errors import BadAnswer
 from fedpdmc.federation import messages, session
 from fedpdmc.federation.audit_seals import SEALED, Seal, Sealing, Witness, read_seals
@@ -128,7 +128,7 @@ def test_a_seal_that_is_not_the_sites_own_stops_the_run_by_name(run, how):
 
     def sealed(seal, by="north", signed=True):
         own = read_credentials(run.keys(by))
-        from fedpdmc.certificates.keys import sign
+        from fedpdmc.certificates import sign
 
         said = sign(own, seal.statement(SEALED, RUN, run.study.digest, "north")) if signed else b""
         return messages.Attested(RUN, 1, bytes(32), *seal, own.certificate, said)

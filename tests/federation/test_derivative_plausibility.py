@@ -10,11 +10,11 @@ from tests.federation.test_derivative_disclosure import OWN, RUN, Guarded, searc
 from tests.study.contracts import EFFECTS, rows, write_csv
 
 import fedpdmc as fp
+from fedpdmc.certificates import read_credentials
 from fedpdmc.errors import BadAnswer, InputError
 from fedpdmc.federation import messages
 from fedpdmc.federation.derivative_plausibility import Plausible, doubts
 from fedpdmc.federation.derivative_rounding import release
-from fedpdmc.federation.message_format import digest
 from fedpdmc.federation.site_agent.start import open_agent
 from fedpdmc.results.verdict import ConvergenceWarning
 from fedpdmc.study import parse_study
@@ -72,7 +72,10 @@ most_observed_time = 1e6
 
 
 def fresh(folder, name, tmp_path):
-    return open_agent(folder.study, name, folder.data[name], store=tmp_path / name, seed=SITE_SEED)
+    credentials = read_credentials(folder.keys(name))
+    return open_agent(
+        folder.study, name, folder.data[name], store=tmp_path / name, seed=SITE_SEED, credentials=credentials
+    )
 
 
 @pytest.mark.parametrize("family", ["logistic", "poisson", "linear", "student_t"])
@@ -239,19 +242,17 @@ def test_they_do_where_effects_are_integrated_out(tmp_path, change, words):
 
 
 def silent_with_many_records(agent, times):
-    """A site that tells derivatives of so many times its records, and then no arrivals."""
+    """A site that tells derivatives of so many times its records, and then no arrivals: it signs that it has none."""
     lying(agent, lambda m, x: {"gradient": times * m.gradient, "hessian": times * m.hessian})
-    told, plain = agent.answer, (messages.Plans, messages.TurnPlans)
+    handlers = agent.computation._handlers
+    honest = handlers[messages.Plans]
 
-    def answer(data):
-        message = messages.decode(data)
-        if not isinstance(message, plain):
-            return told(data)
+    def answer(message, asked):
         none = np.zeros(len(message.chain))
-        arrivals = messages.Arrivals.of_chains(RUN, message.sequence, digest(data), none, none > 0, none.astype(int))
-        return messages.encode(dataclasses.replace(arrivals, run=message.run))
+        given = honest(message, asked)
+        return messages.Arrivals.of_chains(given.run, given.sequence, asked, none, none > 0, none.astype(int))
 
-    agent.answer = answer
+    handlers[messages.Plans] = answer
 
 
 def test_a_site_of_made_up_records_that_is_silent_is_warned_of(tmp_path):

@@ -12,8 +12,8 @@ from tests.study.contracts import POLICY
 
 import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
-from fedpdmc.certificates.keys import read_credentials
-from fedpdmc.clocks.walking import TIME_GRID
+from fedpdmc.certificates import read_credentials
+from fedpdmc.clocks.base import TIME_GRID
 from fedpdmc.errors import NotFinite
 from fedpdmc.federation.dry_run import _of_site
 from fedpdmc.federation.joint_plans import OwnPlans

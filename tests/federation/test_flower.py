@@ -11,7 +11,7 @@ from tests.federation.processes import free_port
 from tests.federation.studies import FEW_ROUNDS, MODEL_FEW_ROUNDS, SEED, SITE_SEED, Folder, same_bits
 
 import fedpdmc as fp
-from fedpdmc.certificates.keys import make_keys, read_credentials, sign, signer
+from fedpdmc.certificates import make_keys, read_credentials, sign, signer
 from fedpdmc.operations.serve import write_flower_app
 
 BIN = Path(sys.executable).parent

@@ -14,12 +14,12 @@ from tests.federation.proxy import Proxy
 from tests.federation.studies import SEED, SITE_SEED, Folder, same_bits
 
 import fedpdmc as fp
-import fedpdmc.certificates.keys
-from fedpdmc.certificates.keys import read_credentials
+import fedpdmc.certificates
+from fedpdmc.certificates import read_credentials
 from fedpdmc.errors import InputError
 from fedpdmc.federation.grpc import server
 from fedpdmc.federation.grpc.client import serve
-from fedpdmc.federation.grpc.options import JOIN, SERVICE
+from fedpdmc.federation.grpc.tls import JOIN, SERVICE
 
 
 def test_over_tls_as_in_process_to_the_bit(folder, expected, fresh):

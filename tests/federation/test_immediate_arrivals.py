@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedpdmc.errors import BadAnswer, LimitReached
-from fedpdmc.federation.immediate_arrivals import MOST_IMMEDIATE, ImmediateArrivals
+from fedpdmc.federation.answer_checks import MOST_IMMEDIATE, ImmediateArrivals
 from fedpdmc.plan import Arrival
 
 

@@ -5,26 +5,29 @@ import shutil
 
 import numpy as np
 import pytest
-from tests.federation.studies import FEW_ROUNDS, SEED, SITE_SEED, SUMMED, ZIGZAG, Folder, same_bits
-from tests.study.contracts import CONTRACT, EFFECTS
+from tests.federation.studies import FEW_ROUNDS, MODEL_FEW_ROUNDS, SEED, SITE_SEED, SUMMED, ZIGZAG, Folder, same_bits
+from tests.study.contracts import CONTRACT
 
 import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
-from fedpdmc.certificates.keys import read_credentials
-from fedpdmc.errors import Refused
+from fedpdmc.certificates import make_keys, read_credentials
+from fedpdmc.errors import BadAnswer, Refused
 from fedpdmc.federation import messages
-from fedpdmc.federation.in_process import DirectTransport
+from fedpdmc.federation.joint_plans import _compare
 from fedpdmc.federation.session import join
 from fedpdmc.federation.site_agent.audit_replay import replay
+from fedpdmc.federation.site_agent.request_checks import RequestRefused
 from fedpdmc.federation.site_agent.start import open_agent
+from fedpdmc.federation.transport import DirectTransport
 from fedpdmc.federation.turn_plans import fingerprint, whole
-from fedpdmc.study import parse_study, read_policy
+from fedpdmc.study import read_policy
 
 KINDS = {
     "turns": FEW_ROUNDS,
     "summed": SUMMED,
     "flips": ZIGZAG,
     "lines": CONTRACT.replace("[dynamics]", '[dynamics]\nkind = "BouncyParticle"'),
+    "file": MODEL_FEW_ROUNDS,
     "refreshed": CONTRACT.replace("[dynamics]", "[dynamics]\nrefresh = 1.2"),
 }
 
@@ -183,6 +186,34 @@ def test_what_a_coordinator_chooses_is_refused(restarted, stopped, choice, code)
     assert told(agent, stopped[1][-1]) == "Arrivals"
 
 
+WITHOUT_REFERENCE = {
+    "flips": ZIGZAG,
+    "lines": KINDS["lines"]
+    .replace('derivatives = "own"', 'derivatives = "none"')
+    .replace("scale = 1.5", "scale = 1000.0"),
+}
+
+
+@pytest.mark.parametrize("kind", WITHOUT_REFERENCE)
+def test_so_it_is_where_no_reference_limits_plans(kind, tmp_path):
+    """Starts and velocities of its choice, far out under a wide prior. Sites that do not make the plans answer them."""
+    folder = Folder(tmp_path / "study", WITHOUT_REFERENCE[kind])
+    with pytest.raises(InterruptedError), connected(folder, tmp_path, sent := [], stop=3) as connection:
+        fp.sample(connection, progress=False)
+    message = messages.decode(sent[-1])
+    assert isinstance(message, messages.Plans)
+    far = np.array([3.0, 0.0, -2.0]) if kind == "flips" else np.array([300.0, 0.0, -100.0])
+    chosen = [{"start": message.start + far}, {"start": message.start + 1e-6}, {"velocity": -message.velocity}]
+    for enforced, codes in ((True, ["NOT_MY_PLAN"] * 3), (False, ["Arrivals"] * 3)):
+        found = []
+        for changes in chosen:
+            shutil.copytree(tmp_path / "north", store := tmp_path / f"{enforced} {len(found)}" / "north")
+            agent = agent_of(folder, "north", store.parent, enforced)
+            found.append(told(agent, messages.encode(dataclasses.replace(message, **changes))))
+            agent.log.close()
+        assert found == codes
+
+
 def test_numbers_of_another_machine_are_answered(restarted, stopped):
     message, agent = messages.decode(stopped[1][-1]), restarted()
     rounding = {name: getattr(message, name) * (1 + 1e-12) for name in ("start", "velocity")}
@@ -252,14 +283,114 @@ def test_every_seed_moves_the_stream(few_rounds):
     assert len({first(SEED, {}), first(SEED, {}), first(SEED + 1, {}), first(SEED, {"south": SITE_SEED + 1})}) == 3
 
 
-def test_a_policy_may_refuse_contracts_whose_plans_the_coordinator_chooses(tmp_path, caplog):
-    folder = Folder(tmp_path, EFFECTS)
-    assert not folder.study.sites_plan and parse_study(CONTRACT.encode()).sites_plan
-    path = folder.path / "policy.toml"
-    policy = read_policy(path)
-    options = {"store": tmp_path / "store", "seed": SITE_SEED}
-    open_agent(folder.study, "north", folder.data["north"], policy=policy, **options).log.close()
-    assert "the coordinator chooses the plans of this contract" in caplog.text
-    path.write_text(path.read_text() + "coordinator_may_choose = false\n")
-    with pytest.raises(Refused, match="POLICY_CHOICE"):
+LINEAR = ZIGZAG.replace('"none"', '"own"').replace(
+    "[dynamics]", '[dynamics]\nreference = "laplace"\ncontrol = "linear"'
+)
+
+
+def test_a_site_refuses_a_contract_whose_plans_the_coordinator_chooses_unless_its_policy_allows_it(tmp_path, caplog):
+    """Allowed, starts and velocities of the coordinator's choice are answered."""
+    folder = Folder(tmp_path / "study", LINEAR)
+    path, options = folder.path / "policy.toml", {"store": tmp_path / "refused", "seed": SITE_SEED}
+    with pytest.raises(Refused, match="POLICY_CHOICE.*control = .linear.*where your records are asked") as refused:
         open_agent(folder.study, "north", folder.data["north"], policy=read_policy(path), **options)
+    assert "or with [privacy]; or" in str(refused.value) and "coordinator_may_choose = true" in str(refused.value)
+    path.write_text(path.read_text() + "coordinator_may_choose = true\n")
+    agents = [
+        open_agent(
+            folder.study, name, folder.data[name], store=tmp_path / name, policy=read_policy(path), seed=SITE_SEED
+        )
+        for name in folder.study.sites
+    ]
+    assert "the coordinator chooses the plans of this contract" in caplog.text
+
+    def transport(study, run, seed):
+        for agent in agents:
+            agent.join(messages.encode(messages.Welcome(run, study.digest)))
+        return DirectTransport(agents)
+
+    with join(folder.study, transport, store=None, seed=SEED) as connection:
+        ask, chosen = connection.transport.ask, []
+
+        def meddled(requests):
+            for agent, request in zip(agents, requests, strict=True):
+                if isinstance(message := messages.decode(request.data), messages.Plans):
+                    other = {"start": message.start + 0.1, "velocity": -message.velocity}
+                    chosen.append(told(agent, messages.encode(dataclasses.replace(message, **other))))
+            if chosen:
+                raise InterruptedError
+            return ask(requests)
+
+        connection.transport.ask = meddled
+        with pytest.raises(InterruptedError):
+            fp.sample(connection, progress=False)
+    assert chosen == ["Arrivals"] * 2
+
+
+@pytest.mark.parametrize("checked", [True, False])
+@pytest.mark.parametrize("kind", ["turns", "summed"])
+def test_a_site_whose_key_its_certificate_has_not_signed_is_named(kind, checked, tmp_path):
+    """If the coordinator does not look, honest sites refuse, and the first of them is named."""
+    make_keys(tmp_path / "foreign", ["south"])
+    folder, false = Folder(tmp_path / "study", KINDS[kind]), read_credentials(tmp_path / "foreign" / "sites" / "south")
+    agents = {name: folder.agent(name, tmp_path / name) for name in folder.study.sites}
+    if kind == "summed":
+        agents["south"].computation.party._credentials = false
+    else:
+        agents["south"].computation.own.credentials = false
+    error, words = (BadAnswer, "'south': a key that") if checked else (Refused, "KEY_NOT_PROVED")
+    with folder.listening() as connection:
+        ask = connection.federation._ask_opening
+        if not checked:
+            connection.federation._ask_opening = lambda requests, kind, said=None: ask(requests, kind)
+        with folder.sites(connection, agents), pytest.raises(error, match=words):
+            fp.sample(connection, progress=False)
+    assert (agents["north"].refusals > 0) != checked
+
+
+def test_plans_without_segments_do_not_stop_a_site(few_rounds, stopped, restarted):
+    """Nor do numbers that are not finite pass as equal to those of a request, which are."""
+    message, agent = messages.decode(stopped[1][-1]), restarted()
+    chains, dim = message.start.shape
+    rest = message.time, message.until, message.evidence
+    none = messages.Plans(
+        message.run, message.sequence, message.number.astype(int), message.start, np.zeros((chains, 0)),
+        np.zeros((chains, 0, dim)), message.chain.astype(int), *rest,
+    )  # fmt: skip
+    assert told(agent, messages.encode(none)) == "WRONG_SHAPE"
+    assert told(agent, stopped[1][-1]) == "Arrivals"
+    for mine, other in ((np.nan, 0.0), (np.inf, 0.0), (1.0, 1.1)):
+        with pytest.raises(RequestRefused):
+            _compare(np.arange(1), (np.full((1, 1), mine), np.full((1, 1), other)))
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_site_that_signs_others_arrivals_than_it_sends_is_named(few_rounds, tmp_path, resumed):
+    """Another site would refuse them, and would be named in its place."""
+    folder, store = few_rounds, tmp_path / "run"
+
+    def lying(connection, after):
+        ask, left = connection.transport.ask, iter(range(after))
+
+        def changed(requests):
+            answers = ask(requests)
+            south = messages.decode(answers[1])
+            if not isinstance(south, messages.Arrivals) or next(left, None) is not None:
+                return answers
+            if resumed and connection.saved is None and not connection.lies:
+                raise RuntimeError("pulled the plug")
+            return [answers[0], messages.encode(dataclasses.replace(south, signature=bytes(64)))]
+
+        connection.transport.ask = changed
+
+    with folder.connected(store) as connection:
+        connection.lies = not resumed
+        lying(connection, 4)
+        with pytest.raises(RuntimeError if resumed else BadAnswer, match="plug" if resumed else "south.*not signed"):
+            fp.sample(connection, progress=False)
+    if resumed:
+        with folder.connected(store) as connection:
+            connection.lies = True
+            lying(connection, 0)
+            with pytest.raises(BadAnswer, match="south.*not signed"):
+                fp.sample(connection, progress=False)

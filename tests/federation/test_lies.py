@@ -97,6 +97,8 @@ def test_a_site_outlives_whatever_a_coordinator_asks(tmp_path, contract, lies):
     """
     chosen = contract.replace("scale = 1.5", "scale = 1.5\nstudent_t = { Intercept = 4 }")
     folder, rng, codes = Folder(tmp_path, chosen), random.Random(1), set()
+    with (folder.path / "policy.toml").open("a") as policy:
+        policy.write("\ncoordinator_may_choose = true\n")
     parties, sequence, number = Parties(folder, (SEED, SITE_SEED)), 2, 0
     with folder.listening(listen=parties.address) as connection:
         parties.start("north")

@@ -3,13 +3,15 @@
 import hashlib
 import time
 
+import numpy as np
 import pytest
-from tests.federation.test_derivative_disclosure import CAREFUL, OWN, Guarded
+from tests.federation.test_derivative_disclosure import CAREFUL, OWN, RUN, Guarded, code, derive
 from tests.federation.test_record_contributions import SNOOP
 from tests.study.contracts import DIGEST, MODEL_FILE, with_model_file
 
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import Discontinuous, InputError
+from fedpdmc.federation import messages
 from fedpdmc.federation.site_agent import model_trial, start
 from fedpdmc.federation.site_agent.record_contributions import ModelDisclosure
 from fedpdmc.models.model_file.model import Model
@@ -65,6 +67,29 @@ end
 """
 
 
+# The four points at which a file is tried are public.
+TRIED = [float(2 * x) for x in np.random.default_rng(1).uniform(-1, 1, (model_trial.POINTS, 3))[:, 2]]
+
+
+def lines_of(*made, first=7):
+    """Lines of a model file: an honest model with an effect of age, and a term of one age whose factor is given."""
+    head = SNOOP[: SNOOP.index("%1 = ")]
+    own = ["sub age 1.5", "square %1", "mul %2 -1000000.0", "exp %3", "mul other age", "square %5"]
+    own += [line.format(*range(first, first + 40)) for line in made]
+    n = len(own)
+    own += [f"mul %{n} %4", "logaddexp eta 0.0", "mul y eta", f"sub %{n + 2} %{n + 3}", f"add %{n + 4} %6"]
+    own += [f"add %{n + 5} %{n + 1}"]
+    return head + "\n".join(f"%{k} = {one} : f64[]" for k, one in enumerate(own, 1)) + f"\nreturn %{len(own)}\nend\n"
+
+
+# Nothing at the points that are tried, and nothing but far out: a bump about 4 in a parameter.
+BETWEEN = lines_of(
+    *[f"sub other {p!r}" for p in TRIED], *[f"square {{{k}}}".replace("{", "%{") for k in range(4)],
+    "mul %{4} %{5}", "mul %{8} %{6}", "mul %{9} %{7}", "mul %{10} 1000000.0",
+)  # fmt: skip
+FAR = lines_of("sub other 4.0", "square %{0}", "mul %{1} -50.0", "exp %{2}", "mul %{3} 100000.0")
+
+
 def nested(times):
     first = MODEL_FILE.index("%1 = ")
     lines = [f"%{k} = logaddexp {'eta' if k == 1 else f'%{k - 1}'} y : f64[]" for k in range(1, times + 1)]
@@ -85,7 +110,9 @@ class Site(Guarded):
         lines = [f"{'yes' if k % 3 else 'no'},{'verum' if k % 2 else 'placebo'},{40 + k % 20},A" for k in range(98)]
         lines += ["yes,verum,65,A", "no,placebo,95,A"] if present else ["yes,verum,50,A", "no,placebo,50,A"]
         (path / "north.csv").write_text("\n".join(["ill,drug,age,ward", *lines]) + "\n")
-        (path / "policy.toml").write_text(CAREFUL.replace("most_operations = 20", "most_operations = 5000"))
+        (path / "policy.toml").write_text(
+            CAREFUL.replace("most_operations = 20", "most_operations = 5000") + f'dataset = "{path}"\n'
+        )
 
     def model(self):
         return self.study.potential(read_records(self.study, self.path / "north.csv"), "north")
@@ -122,6 +149,46 @@ def test_the_site_s_own_records_would_have_answered(tmp_path):
     absent.model().sized(2, "north").check_continuity()
     with pytest.raises(Discontinuous):
         present.model().sized(2, "north").check_continuity()
+
+
+def asked_along(agent, begin, speed):
+    """The answers to the opening and to plans along the parameter that the author has added."""
+    nothing = np.zeros(3), np.ones(3), 0, np.zeros((0, 0)), np.zeros(0), np.zeros(0)
+    opening = messages.Open(RUN, 1, 4, 4, *nothing)
+    assert isinstance(messages.decode(agent.answer(messages.encode(opening))), messages.Opened)
+    # Downhill for all others, and up the bump of one person.
+    velocity = np.broadcast_to([1.0, 1.0, speed], (4, 1, 3)).copy()
+    start = np.broadcast_to([0.0, 0.0, begin], (4, 3)).copy()
+    plans = messages.Plans(RUN, 2, np.zeros(4, int), start, np.full((4, 1), 0.4), velocity, np.arange(4))
+    return messages.decode(agent.answer(messages.encode(plans)))
+
+
+def made(path, text, contract, monkeypatch):
+    """Sites with that person and without, with the check and without it. The file is tried once."""
+    for k, (present, checked) in enumerate([(True, True), (False, True), (True, False), (False, False)]):
+        agent = Site(path / str(k), text, contract, present).agent("north", path / f"store {k}")
+        monkeypatch.setattr(start, "try_model_file", lambda *given: None)
+        if not checked:
+            agent.computation._shares = None
+        yield agent
+        agent.log.close()
+
+
+@pytest.mark.parametrize(("text", "way"), [(BETWEEN, (-1.4, 1.0)), (FAR, (4.2, -1.0))], ids=["between", "far"])
+def test_plans_through_a_place_where_one_person_counts_are_refused_whoever_is_there(tmp_path, monkeypatch, text, way):
+    """Files that are nothing at the points at which they are tried. Without the check the arrivals tell who is there."""
+    told = [asked_along(agent, *way) for agent in made(tmp_path, text, QUIET, monkeypatch)]
+    assert [code(one) for one in told[:2]] == ["NARROW_PART"] * 2
+    assert [one.rang.tolist() for one in told[2:]] == [[1] * 4, [0] * 4]
+
+
+@pytest.mark.parametrize(
+    ("text", "place"), [pytest.param(BETWEEN, 1.2, marks=pytest.mark.long), (FAR, 4.05)], ids=["between", "far"]
+)
+def test_releases_where_one_person_counts_are_refused_whoever_is_there(tmp_path, monkeypatch, text, place):
+    """Without the check the refusal tells: by the records, it comes only if that person is there."""
+    told = [code(derive(agent, [0.1, 0.2, place])) for agent in made(tmp_path, text, DRUG, monkeypatch)]
+    assert told == ["NARROW_PART", "NARROW_PART", "FEW_RECORDS", None]
 
 
 def test_an_honest_file_is_taken_and_a_family_is_not_tried(tmp_path, monkeypatch):

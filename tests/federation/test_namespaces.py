@@ -11,7 +11,7 @@ from tests.federation.studies import SEED, SITE_SEED, Folder, same_bits
 from tests.study.contracts import POLICY
 
 import fedpdmc as fp
-from fedpdmc.certificates.keys import make_keys
+from fedpdmc.certificates import make_keys
 from fedpdmc.datasets import indomethacin
 from fedpdmc.study import parse_study
 

@@ -13,7 +13,7 @@ from fedpdmc.federation.dry_run import try_study
 from fedpdmc.federation.site_agent.audit_log import Kind, read_log
 from fedpdmc.federation.site_agent.audit_replay import replay
 from fedpdmc.federation.site_agent.start import open_agent
-from fedpdmc.privacy.ledger_entries import read
+from fedpdmc.privacy.ledger import read
 from fedpdmc.study import parse_study, read_records
 
 ONE_SHOT = (

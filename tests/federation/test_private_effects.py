@@ -12,13 +12,12 @@ from tests.study.contracts import EFFECTS, with_model_file
 from typer.testing import CliRunner
 
 import fedpdmc as fp
-from fedpdmc.bent_coordinates import moderate
 from fedpdmc.cli import app
 from fedpdmc.federation import messages
 from fedpdmc.federation.site_agent.audit_log import Kind, read_log
-from fedpdmc.federation.site_agent.audit_replay import replay
-from fedpdmc.federation.site_agent.own_effects import own_effects
+from fedpdmc.federation.site_agent.audit_replay import own_effects, replay
 from fedpdmc.study import parse_study
+from fedpdmc.whitening import moderate
 
 SUMMED = EFFECTS.replace('"south"]', '"south", "west"]').replace('derivatives = "own"', 'derivatives = "summed"')
 

@@ -17,8 +17,7 @@ from fedpdmc.federation.site_agent.audit_replay import NO_SECRET, replay
 from fedpdmc.federation.site_agent.start import open_agent
 from fedpdmc.members import private_site
 from fedpdmc.members.site import derivatives
-from fedpdmc.privacy.ledger import Ledger
-from fedpdmc.privacy.ledger_entries import read
+from fedpdmc.privacy.ledger import Ledger, read
 from fedpdmc.study import parse_study, read_policy
 
 # Twelve records and covariates up to five: no privacy worth the name, but an account that must be right.

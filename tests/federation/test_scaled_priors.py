@@ -42,7 +42,7 @@ def test_the_contract_is_the_prior_and_says_it(folder):
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("Intercept = 4", "Intercept = 2.5", "student_t: Intercept"),
+        ("Intercept = 4", "Intercept = 2.5", "student_t: found"),
         ("Intercept = 4", "weight = 4", "student_t or horseshoe of weight"),
         ("Intercept = 4", "age = 4", "Name each once"),
         ("scale = 0.2 }", "scale = 0.0 }", "horseshoe: scale"),

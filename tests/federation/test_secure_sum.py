@@ -3,6 +3,7 @@
 import dataclasses
 from fractions import Fraction
 
+import msgspec
 import numpy as np
 import pytest
 from tests.federation.proxy import Proxy
@@ -11,7 +12,7 @@ from tests.federation.studies import SUMMED, Folder, same_bits
 
 import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
-from fedpdmc.certificates.keys import make_keys, read_credentials, revoke, sign
+from fedpdmc.certificates import make_keys, read_credentials, revoke, sign
 from fedpdmc.errors import InputError, Refused
 from fedpdmc.federation import masking
 from fedpdmc.federation import messages as wire
@@ -199,7 +200,7 @@ def test_certificates_can_be_pinned_or_revoked_at_the_site(folder, agents, tmp_p
     own = read_credentials(folder.keys("north"))
     shut = read_credentials(tmp_path / "keys" / "sites" / "north").revoked
     agents["north"].computation.party._credentials = own._replace(revoked=shut)
-    from fedpdmc.certificates.keys import fingerprint
+    from fedpdmc.certificates import fingerprint
 
     revoke(tmp_path / "keys" / "sites" / "north", [fingerprint(read_credentials(folder.keys("south")).certificate)])
     assert ask(agents["north"], wire.Agree(RUN, 2, honest)).code == "KEY_NOT_PROVED"
@@ -208,7 +209,9 @@ def test_certificates_can_be_pinned_or_revoked_at_the_site(folder, agents, tmp_p
 # whole runs --------------------------------------------------------------------------------------------------------
 
 
-def test_few_rounds_with_own_or_summed_derivatives_are_one_run_here_or_on_a_bad_network(folder, tmp_path):
+def test_few_rounds_with_own_or_summed_derivatives_are_one_run_here_or_on_a_bad_network(folder, tmp_path, monkeypatch):
+    # The digits of each site are not known of a sum, and the reference is widened by what rounding does not explain.
+    monkeypatch.setattr("fedpdmc.sampling.vb_reference._rounding", lambda *of: 0.05)
     seeds = dict.fromkeys(folder.study.sites, 5)
     with fp.connect(folder.study, data=folder.data, seed=3, site_seeds=seeds, store=tmp_path / "run") as connection:
         post = fp.sample(connection, progress=False)
@@ -247,5 +250,5 @@ def test_sums_need_keys_and_the_sites_consent(folder, tmp_path):
             policy=policy,
         )  # fmt: skip
     with pytest.raises(Refused, match="POLICY_DERIVATIVES"):
-        dataclasses.replace(policy, derivatives="none").check("north", folder.study, 12)
-    dataclasses.replace(policy, derivatives="summed").check("north", folder.study, 12)
+        msgspec.structs.replace(policy, derivatives="none").check("north", folder.study, 12)
+    msgspec.structs.replace(policy, derivatives="summed").check("north", folder.study, 12)

@@ -9,7 +9,7 @@ import types
 import pytest
 from tests.federation.studies import Folder
 
-from fedpdmc.certificates.keys import fingerprint, make_keys, read_credentials, revoke
+from fedpdmc.certificates import fingerprint, make_keys, read_credentials, revoke
 from fedpdmc.federation import messages
 from fedpdmc.federation.grpc import client, tls
 from fedpdmc.federation.grpc.tls import next_hour, next_opening
@@ -131,7 +131,7 @@ def test_a_site_does_not_join_a_coordinator_that_it_has_revoked_and_joins_a_rene
 
 
 def test_revoked_in_the_middle_of_a_stream_the_coordinator_is_answered_no_more(dials, caplog, monkeypatch):
-    monkeypatch.setattr("fedpdmc.certificates.keys.SECONDS", 0.0)
+    monkeypatch.setattr("fedpdmc.certificates.SECONDS", 0.0)
     folder = dials.folder
     with folder.listening() as connection:
         agent, worker = dials(connection.address, tries=2)

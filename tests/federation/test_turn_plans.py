@@ -122,7 +122,7 @@ PROGRAM = """
 import hashlib, jax, jax.numpy as jnp, numpy as np
 jax.config.update("jax_enable_x64", True)
 from fedpdmc._jax.random_streams import chain_keys
-from fedpdmc.dynamics.quarter_turns import turn_velocities
+from fedpdmc.dynamics import turn_velocities
 keys = chain_keys(jax.random.key(7), 64)
 made = jax.jit(lambda k, n: turn_velocities(k, n, 50, 6))(keys, jnp.arange(64))
 print(hashlib.sha256(np.asarray(made).tobytes()).hexdigest())

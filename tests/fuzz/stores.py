@@ -20,9 +20,9 @@ from fedpdmc.federation.audit_seals import Witness, read_seals
 from fedpdmc.federation.checkpoint import Checkpoint
 from fedpdmc.federation.resume import check_state
 from fedpdmc.federation.session import _identity
-from fedpdmc.federation.site_agent import audit_files, audit_log, secrets
+from fedpdmc.federation.site_agent import audit_log, secrets
 from fedpdmc.federation.site_agent.audit_replay import compare, show
-from fedpdmc.privacy import ledger_entries, ledger_identity
+from fedpdmc.privacy import ledger
 from fedpdmc.privacy.ledger import Ledger
 from fedpdmc.results import manifest
 from fedpdmc.results.path_store import SkeletonStore
@@ -40,15 +40,15 @@ def _site(folder: Path) -> tuple[Folder, Path]:
 
 def sealed(data: bytes) -> bytes:
     """The entries of a log, whatever is in them, with right seals."""
-    place, out, seal = len(audit_files.TITLE), [audit_files.TITLE], hashlib.sha256(audit_files.TITLE).digest()
-    size = audit_files.HEAD.size
+    place, out, seal = len(audit_log.TITLE), [audit_log.TITLE], hashlib.sha256(audit_log.TITLE).digest()
+    size = audit_log.HEAD.size
     while place + size <= len(data):
         head = data[place : place + size]
-        payload = data[place + size : place + size + audit_files.HEAD.unpack(head)[0]]
-        head = audit_files.HEAD.pack(len(payload), *audit_files.HEAD.unpack(head)[1:])
+        payload = data[place + size : place + size + audit_log.HEAD.unpack(head)[0]]
+        head = audit_log.HEAD.pack(len(payload), *audit_log.HEAD.unpack(head)[1:])
         seal = hashlib.sha256(seal + head + payload).digest()
         out.append(head + payload + seal)
-        place += size + len(payload) + audit_files.SEAL
+        place += size + len(payload) + audit_log.SEAL
     return b"".join(out)
 
 
@@ -217,21 +217,21 @@ def archives(folder: Path) -> Target:
     return Target("archive", samples, read, words)
 
 
-ACCOUNT = ledger_entries.Account("patients", 1.0, 1e-6, "replace", 20.0, 1.0)
+ACCOUNT = ledger.Account("patients", 1.0, 1e-6, "replace", 20.0, 1.0)
 
 
 def ledgers(folder: Path) -> Target:
     """A ledger: its bytes, or entries of any content with their hashes computed again; and the note of its last entry."""
-    path = ledger_identity.create_ledger(folder / "ledger.db")
+    path = ledger.create_ledger(folder / "ledger.db")
     own = Ledger.open(path)
     own.account(ACCOUNT)
     for number in range(3):
-        request = ledger_entries.Request("patients", "s", "r", "round", number, b"plan")
-        own.answer(request, 0.01, lambda key: ledger_entries.Reply(key[:8], 1.0, 0.005))
+        request = ledger.LedgerRequest("patients", "s", "r", "round", number, b"plan")
+        own.answer(request, 0.01, lambda key: ledger.Reply(key[:8], 1.0, 0.005))
     own.close()
     content = path.read_bytes()
-    entries = ledger_entries.read(path)
-    head = ledger_identity.head_path(path)
+    entries = ledger.read(path)
+    head = ledger.head_path(path)
     noted = head.read_bytes() if head.exists() else b'["00", 1, "00"]'
     with sqlite3.connect(path) as base:
         secret = base.execute("SELECT secret FROM meta").fetchone()[0]
@@ -253,10 +253,10 @@ def ledgers(folder: Path) -> Target:
                 base.execute("DELETE FROM entries")
                 previous = b""
                 for seq, row in enumerate(rows, 1):
-                    previous = ledger_entries.entry_hash(previous, seq, row)
+                    previous = ledger.entry_hash(previous, seq, row)
                     marks = ", ".join("?" * (len(row) + 2))
                     base.execute(f"INSERT INTO entries VALUES ({marks})", (seq, *row, previous))
-                base.execute(ledger_identity.SCHEMA[-1])
+                base.execute(ledger.SCHEMA[-1])
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, sqlite3.Error):
             # Not a list of rows: then the ledger is as it was.
             path.write_bytes(content)
@@ -266,10 +266,10 @@ def ledgers(folder: Path) -> Target:
         head.write_bytes(data[1:] if data[:1] == b"H" else noted)
         if data[:1] == b"E":
             rebuilt(data[1:])
-        for entry in ledger_entries.read(path):
+        for entry in ledger.read(path):
             if entry.kind == "account":
-                ledger_entries.account_of(entry)
-        ledger_identity.check_head(path, secret, ledger_entries.read(path))
+                ledger.account_of(entry)
+        ledger.check_head(path, secret, ledger.read(path))
         Ledger(path).close()
 
     return Target(

@@ -15,11 +15,11 @@ from tests.federation.test_private_studies import PRIVATE
 from tests.fuzz.engine import Target
 from tests.study.contracts import CONTRACT, MODEL_FILE, POLICY, rows, write_csv
 
+from fedpdmc import certificates as keys
 from fedpdmc.assessment.all_sites import Assessment
 from fedpdmc.assessment.at_site import SiteAssessment
 from fedpdmc.assessment.loo import LOO
-from fedpdmc.certificates import keys
-from fedpdmc.certificates.requests import request_certificate, sign_request
+from fedpdmc.certificates import request_certificate, sign_request
 from fedpdmc.cli.study import _by_site, _seed
 from fedpdmc.errors import InputError
 from fedpdmc.federation.grpc.tls import check_loopback, check_party, split_address
@@ -201,7 +201,7 @@ def addresses(folder: Path) -> Target:
 
 def stall_options(folder: Path) -> Target:
     """The command and the webhook of ``--on-stall`` and ``--stall-webhook``."""
-    from fedpdmc.operations.status.stall_alerts import alerts
+    from fedpdmc.operations.status import alerts
 
     def read(data: bytes):
         text = data.decode("utf-8", "surrogateescape")
@@ -308,7 +308,7 @@ def bundles(folder: Path) -> Target:
 
 def status_requests(folder: Path) -> Target:
     """Requests to the status page: whatever comes, the handler answers or hangs up, and the same page is served."""
-    from fedpdmc.operations.status import http_server
+    from fedpdmc.operations import status_page as http_server
 
     class Connection:
         def __init__(self, data: bytes):

@@ -13,7 +13,7 @@ from tests.federation.studies import FEW_ROUNDS, SUMMED, ZIGZAG, Folder
 from tests.fuzz.engine import Target
 from tests.study.contracts import POLICY
 
-from fedpdmc.certificates import keys
+from fedpdmc import certificates as keys
 from fedpdmc.errors import BadAnswer, Refused, WireError
 from fedpdmc.federation import answer_checks, masking, message_format
 from fedpdmc.federation import messages as wire

@@ -4,8 +4,8 @@ import jax.numpy as jnp
 import pytest
 from tests.support import DYNAMICS
 
-from fedpdmc.clocks import Choice
-from fedpdmc.clocks.cell_thinning import ThinnedClock
+from fedpdmc.clocks import ClockChoice
+from fedpdmc.clocks.thinning import ThinnedClock
 from fedpdmc.errors import InputError
 from fedpdmc.members.run_coordinates import _check_cost
 from fedpdmc.potentials import Program
@@ -13,7 +13,7 @@ from fedpdmc.potentials import Program
 
 def choice(cost):
     clock = ThinnedClock(Program(lambda x, data: jnp.sum(x**2), (), 2), DYNAMICS["zigzag"])
-    return Choice(clock, "the lowest cost", {clock.name: cost})
+    return ClockChoice(clock, "the lowest cost", {clock.name: cost})
 
 
 @pytest.mark.parametrize("cost", [2e4, float("inf"), float("nan")])

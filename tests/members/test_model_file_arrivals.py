@@ -12,12 +12,12 @@ from fedpdmc._jax.precision import double_precision
 from fedpdmc.clocks.private_arrivals import time_grid
 from fedpdmc.errors import Discontinuous, InputError, PlanRefused
 from fedpdmc.federation.site_agent.start import open_agent
-from fedpdmc.members.model_file_arrivals import ClippedSum, clipped_records, file_change
-from fedpdmc.members.private_site import PrivateSite, _arrays, _first, chain_secrets
-from fedpdmc.members.run_coordinates import Opening, less_public
+from fedpdmc.members.bounded_records import ClippedSum, clipped_records, file_change
+from fedpdmc.members.private_site import PrivateSite, _arrays, _first, chain_secrets, less_public
+from fedpdmc.members.run_coordinates import Opening
 from fedpdmc.plan import Plan
 from fedpdmc.potentials import Quadratic
-from fedpdmc.potentials.control_variate import ControlVariate
+from fedpdmc.potentials.quadratic import ControlVariate
 from fedpdmc.whitening import Reference
 
 ROWS = np.array([[0.3, 0.0], [0.1, 0.2]])
@@ -49,7 +49,7 @@ def test_they_are_those_of_the_built_in_model(tmp_path, dynamics):
     plan = Plan(
         jnp.zeros(chains, int), jnp.asarray(rng.normal(size=(chains, 2))), jnp.ones((chains, 1)), jnp.asarray(velocity)
     )
-    passes = own._checked(_arrays(plan))[1]
+    passes = own._check_plan(_arrays(plan))[1]
     keys, grid = chain_secrets(b"k" * 32, b"points", chains), time_grid(np.ones(chains), 2)
     found = [
         _first(

@@ -13,15 +13,21 @@ import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import InputError
 from fedpdmc.federation.site_agent.start import open_agent
-from fedpdmc.members import clipped_record_derivatives
-from fedpdmc.members.clipped_record_derivatives import file_derivatives, file_sensitivity, grid, held_sum
-from fedpdmc.members.model_file_sensitivity import RecordBounds, record_bounds
-from fedpdmc.members.noisy_derivatives import prepared
+from fedpdmc.members import bounded_records
+from fedpdmc.members.bounded_records import (
+    RecordBounds,
+    clip_and_add,
+    file_derivatives,
+    file_sensitivity,
+    grid,
+    record_bounds,
+    supremum,
+)
+from fedpdmc.members.private_site import plan_release
 from fedpdmc.members.site import derivatives
 from fedpdmc.models.families import family
-from fedpdmc.privacy.branch_and_bound import supremum
-from fedpdmc.privacy.schedule import ONE_SHOT
-from fedpdmc.privacy.sensitivity import Model, derivative_sensitivity
+from fedpdmc.privacy.budget_planning import ONE_SHOT
+from fedpdmc.privacy.sensitivity import ModelFacts, derivative_sensitivity
 from fedpdmc.study import parse_study, read_records
 
 LOSSES = {
@@ -51,7 +57,7 @@ def bounds_of(model, bounds, width=3):
 def test_bounds_are_those_that_are_known_by_hand_and_never_below_a_value(name):
     bounds = declared(name)
     found = bounds_of(a_model(name), bounds)
-    known = derivative_sensitivity(Model(name, 3, df=3.0), bounds, "replace")
+    known = derivative_sensitivity(ModelFacts(name, 3, df=3.0), bounds, "replace")
     # By hand, predictors of logistic and Student-t models may be anything: these are a little larger.
     for change, by_hand in zip(found.changes("replace"), known, strict=True):
         assert 0.9 < change / by_hand < 1.1
@@ -121,14 +127,14 @@ def test_a_release_has_the_derivatives_and_noise_of_the_built_in_model(tmp_path)
     found, (_, *known) = file_derivatives(site.model, site.budget, x), double_precision(derivatives)(other, x)
     for one, two in zip(found, known, strict=True):
         np.testing.assert_allclose(one, two, rtol=1e-6)
-    noise = [prepared(one, x, ONE_SHOT).noise(ONE_SHOT, 2.0, 0.1) for one in (site, other)]
+    noise = [plan_release(one, x, ONE_SHOT).noise(ONE_SHOT, 2.0, 0.1) for one in (site, other)]
     np.testing.assert_allclose(noise[0], noise[1], rtol=0.03)
 
 
 def test_a_record_counts_for_no_more_than_its_bound_whatever_the_program_does(tmp_path, monkeypatch):
     """If the enclosures were wrong, one record would still change sums by no more than was said."""
     small = RecordBounds(0.01, 0.002)
-    monkeypatch.setattr(clipped_record_derivatives, "record_bounds", lambda *terms: small)
+    monkeypatch.setattr(bounded_records, "record_bounds", lambda *terms: small)
     X, y = records(n=1100)
     sums = []
     for value in (0.0, 1.0):
@@ -142,7 +148,7 @@ def test_a_record_counts_for_no_more_than_its_bound_whatever_the_program_does(tm
     rng = np.random.default_rng(1)
     parts = rng.normal(size=(1000, 3))
     q, ones = grid(5.0, 1 << 22), np.ones(1000)
-    held = double_precision(lambda *given: np.asarray(held_sum(*map(jnp.asarray, given))))
+    held = double_precision(lambda *given: np.asarray(clip_and_add(*map(jnp.asarray, given))))
     total = held(ones, parts, 5.0, q)
     np.testing.assert_array_equal(held(ones, rng.permutation(parts), 5.0, q), total)
     np.testing.assert_allclose(total, parts.sum(0), atol=1000 * q)
@@ -264,3 +270,36 @@ def test_contracts_that_no_budget_covers_are_refused(old, new, match):
     assert old in STUDY
     with pytest.raises(InputError, match=match):
         parse_study(STUDY.replace(old, new).encode())
+
+
+def test_weights_count_up_to_the_declared_one(tmp_path):
+    """Of a family by its program as of a built-in one: derivatives are weighted, and what a record changes is scaled."""
+    X, y = records()
+    weights, x = np.random.default_rng(4).uniform(0, 3, len(y)), np.array([0.3, -0.1])
+    found = {}
+    for bound in (1.0, 3.0):
+        budget = {"bounds": fp.Bounds(norm=1.0, region=4.0, weight=bound)}
+        for kind, model in (
+            ("program", a_model("logistic").of({"y": y}, X, weights=weights)),
+            ("built in", fp.models.logistic(X, y, weights=weights)),
+        ):
+
+            def site(kind=kind, model=model, budget=budget, bound=bound, **terms):
+                own = fp.Budget(2.0, 1e-5, ledger=a_ledger(tmp_path / f"{kind} {bound}.db"), **budget, **terms)
+                return fp.Site(model, name="site", budget=own)
+
+            if bound < weights.max():
+                with pytest.raises(InputError, match="outside the declared bounds.*weight"):
+                    site()
+            held = site(on_violation="clip")
+            sums = file_derivatives(held.model, held.budget, x) if kind == "program" else None
+            sums = double_precision(derivatives)(held, x)[1:] if sums is None else sums
+            found[kind, bound] = (*sums, *plan_release(held, x, ONE_SHOT).sensitivity)
+    for bound in (1.0, 3.0):
+        plain = fp.Site(fp.models.logistic(X, y, weights=np.minimum(weights, bound)), name="site")
+        expected = double_precision(derivatives)(plain, x)[1:]
+        for kind in ("program", "built in"):
+            for one, two in zip(found[kind, bound], expected, strict=False):
+                np.testing.assert_allclose(one, two, rtol=1e-6, atol=1e-9)
+    for kind in ("program", "built in"):
+        np.testing.assert_allclose(np.array(found[kind, 3.0][2:]) / found[kind, 1.0][2:], 3.0, rtol=1e-3)

@@ -7,10 +7,8 @@ import fedpdmc as fp
 from fedpdmc._jax.random_streams import chacha20
 from fedpdmc.clocks.private_arrivals import time_grid
 from fedpdmc.errors import BoundViolation, BudgetSpent, InputError, NotFinite, PlanRefused, PrivacyError
-from fedpdmc.members.noisy_derivatives import noisy_derivatives
-from fedpdmc.members.observed_time import Exposure, usual_speed
-from fedpdmc.members.private_site import SLACK, _arrays
-from fedpdmc.privacy.ledger_entries import FAULT, read
+from fedpdmc.members.private_site import SLACK, Exposure, _arrays, noisy_derivatives, usual_speed
+from fedpdmc.privacy.ledger import FAULT, read
 
 
 @pytest.fixture
@@ -43,7 +41,7 @@ def test_the_same_plan_gets_the_stored_arrival_and_no_second_charge(path):
 def test_all_that_was_watched_is_charged_on_every_chain(path):
     guard = opened(private_site(path, excess=2.0))
     plan = a_plan(np.zeros((4, 2)), 1.0, [0.5, 0.01, 0.0, 3.0])
-    arrival, passes = guard.answer(plan), guard._checked(_arrays(plan))[1]
+    arrival, passes = guard.answer(plan), guard._check_plan(_arrays(plan))[1]
     seen = np.where(np.asarray(arrival.rang), np.asarray(arrival.time), [0.5, 0.01, 0.0, 3.0])
     entry = read(path)[-1]
     # A cell of the grid more for every segment.

@@ -10,8 +10,7 @@ import pytest
 
 import fedpdmc as fp
 from fedpdmc.errors import InputError
-from fedpdmc.models.captured_values import check_unchanged
-from fedpdmc.models.user_function import user_model
+from fedpdmc.models.user_function import check_unchanged, user_model
 
 LEVEL = 1.0
 CENTRE = np.zeros(2)

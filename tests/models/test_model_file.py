@@ -15,8 +15,7 @@ from scipy import stats
 import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import InputError
-from fedpdmc.models.model_file.grammar import MOST_BYTES, parse, render
-from fedpdmc.models.model_file.model import parsed
+from fedpdmc.models.model_file.model import MOST_BYTES, parse, parsed, render
 from fedpdmc.models.model_file.review import usual_point, usual_row
 
 COLUMNS = {"t": "positive", "k": 3, "y": "count"}

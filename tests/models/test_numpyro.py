@@ -14,8 +14,9 @@ from tests.zoo import CASES
 from tests.zoo_numpyro import MODELS
 
 import fedpdmc as fp
+from fedpdmc.enclosures import check_continuity
 from fedpdmc.errors import InputError
-from fedpdmc.models.variables import coordinate_names, variables
+from fedpdmc.models.user_function import coordinate_names, variables
 
 QUICK = ("weibull",)
 SLOW = pytest.mark.long
@@ -197,3 +198,13 @@ def test_a_horseshoe_is_told_of_its_own_prior():
         warnings.simplefilter("error")
         fp.models.from_numpyro(horseshoe, np.zeros(3))
         fp.models.from_numpyro(scale_model, {"y": np.zeros(4), "groups": 3}, part="prior")
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize(
+    ("prior", "size"), [(lambda: dist.Beta(2.0, 3.0), ()), (lambda: dist.Dirichlet(np.ones(3)), (2,))]
+)
+def test_priors_that_choose_at_their_limits_are_shown_to_be_continuous(prior, size):
+    """What is clipped to less than one is never one."""
+    transform = dist.transforms.biject_to(prior().support)
+    check_continuity(lambda x: -prior().log_prob(transform(x.reshape(size))), max(size, default=1))

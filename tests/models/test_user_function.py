@@ -8,8 +8,8 @@ from tests.support import hospitals, on_grid, prior
 
 import fedpdmc as fp
 from fedpdmc.errors import InputError, NoEnclosure
-from fedpdmc.sampling import reference_choice
-from fedpdmc.sampling.sites_and_prior import resolve_members
+from fedpdmc.sampling import defaults
+from fedpdmc.sampling.arguments import resolve_members
 
 RNG = np.random.default_rng(0)
 DATA = {"X": RNG.normal(size=(9, 2)), "y": RNG.normal(1.0, 1.0, 9)}
@@ -167,7 +167,7 @@ def test_a_function_without_bounds_is_refused_before_the_sites_are_asked(monkeyp
     def never(*args, **kwargs):
         raise AssertionError("asked")
 
-    monkeypatch.setattr(reference_choice, "vb", never)
+    monkeypatch.setattr(defaults, "vb", never)
     site = fp.Site(lambda x, data: jnp.sum(jnp.sort(x) * data), data=np.ones(2), name="sorted")
     with pytest.raises(NoEnclosure, match="'sort' at .*test_user_function.py"):
         fp.sample(site, fp.models.normal_prior(2), progress=False)

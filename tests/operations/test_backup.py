@@ -8,8 +8,7 @@ from tests.federation.studies import SEED, SITE_SEED, Folder, same_bits
 import fedpdmc as fp
 from fedpdmc.errors import InputError, LedgerError, Refused
 from fedpdmc.federation.site_agent import versions
-from fedpdmc.privacy.ledger import Ledger
-from fedpdmc.privacy.ledger_identity import adopt_ledger, create_ledger
+from fedpdmc.privacy.ledger import Ledger, adopt_ledger, create_ledger
 
 
 @pytest.fixture(scope="module")

@@ -11,14 +11,23 @@ from pathlib import Path
 
 import pytest
 from tests.federation.studies import MODEL_ZIGZAG, Folder
-from tests.study.contracts import DIGEST, MODEL_FILE, rows, write_csv
+from tests.study.contracts import CONTRACT, DIGEST, MODEL_FILE, rows, write_csv
 from typer.testing import CliRunner
 
-from fedpdmc.certificates.requests import sign_request
+from fedpdmc.certificates import sign_request
 from fedpdmc.cli import app
 from fedpdmc.errors import InputError, Refused
-from fedpdmc.operations.bundle import MEMBERS, UNIT, Joining, draft_policy, make_bundle, read_bundle
-from fedpdmc.operations.systemd_unit import site_unit
+from fedpdmc.operations.bundle import (
+    MEMBERS,
+    UNIT,
+    Joining,
+    draft_policy,
+    make_bundle,
+    read_bundle,
+    read_settings,
+    site_unit,
+)
+from fedpdmc.operations.preflight import CoordinatorCheck
 from fedpdmc.study import read_policy
 
 
@@ -62,7 +71,9 @@ def test_from_an_invitation_to_a_site_that_is_ready(folder, tmp_path, caplog):
     # The unit runs the command that was looked at.
     line = re.search(r"^ExecStart=(.*)$", (site / UNIT).read_text(), re.M)[1]
     command = shlex.split(line)[1:]
-    assert command[:4] == ["site", "study.toml", "--name", "north"] and str(folder.path / "many.csv") in command
+    assert command == ["site", "--folder", str(site)]
+    settings = read_settings(site)
+    assert settings.name == "north" and settings.data == str(folder.path / "many.csv")
 
 
 def invited(folder, tmp_path, name="study.zip"):
@@ -206,12 +217,37 @@ def test_a_drafted_policy_does_not_allow_a_contract_that_would_fill_the_memory(f
         read_policy(tmp_path / "policy.toml").check("north", study, 100)
 
 
+@pytest.mark.parametrize("control", ["linear", "quadratic"])
+def test_both_sides_read_before_the_run_that_a_coordinator_would_choose(tmp_path, control, recwarn):
+    study = Folder(tmp_path / "study", CONTRACT.replace("[dynamics]", f'[dynamics]\ncontrol = "{control}"'))
+    contract, chooses = study.path / "study.toml", control == "linear"
+    bundle = read_bundle(invited(study, tmp_path))
+    warned = [str(one.message) for one in recwarn if "coordinator_may_choose = true" in str(one.message)]
+    assert [text.partition(":")[0] for text in warned] == ['control = "linear"'] * chooses
+    found = CoordinatorCheck(contract, listen="127.0.0.1:0", keys=None, store=tmp_path / "run").findings()[0]
+    assert found.good and ("coordinator_may_choose" in found.words) == chooses
+    joining = Joining(
+        bundle,
+        "north",
+        write_csv(tmp_path / "many.csv", rows("north", n=200)),
+        tmp_path / "site",
+        ledger=tmp_path / "l",
+    )
+    joining.write()
+    policy = next(one for one in joining.findings() if one.what == "policy")
+    assert policy.good != chooses and ("POLICY_CHOICE" in policy.words) == chooses, policy
+    if chooses:
+        with (tmp_path / "site" / "policy.toml").open("a") as file:
+            file.write("coordinator_may_choose = true\n")
+        assert next(one for one in joining.findings() if one.what == "policy").good
+
+
 def test_a_database_of_a_relative_path_is_found_by_the_unit(folder, tmp_path, monkeypatch):
     """The unit runs in the study's folder, not where `fedpdmc join` was called."""
     monkeypatch.chdir(tmp_path)
     found = read_bundle(invited(folder, tmp_path))
     joining = Joining(found, "north", "sqlite:records.db", tmp_path / "site", query="SELECT 1")
-    assert joining.source == f"sqlite:{tmp_path / 'records.db'}" and joining.source in joining.unit()
+    assert joining.source == f"sqlite:{tmp_path / 'records.db'}" and joining.source in joining.settings()
     remote = Joining(found, "north", "postgresql://host/db", tmp_path / "site", query="SELECT 1")
     assert remote.source == "postgresql://host/db"
 

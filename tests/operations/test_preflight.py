@@ -11,7 +11,7 @@ from tests.federation.studies import ZIGZAG, Folder
 from tests.study.contracts import rows, write_csv
 from typer.testing import CliRunner
 
-from fedpdmc.certificates.keys import certify, make_keys, open_authority, revoke
+from fedpdmc.certificates import certify, make_keys, open_authority, revoke
 from fedpdmc.cli import app
 from fedpdmc.federation.grpc import server
 from fedpdmc.federation.site_agent.agent import SOFTWARE
@@ -163,7 +163,7 @@ def test_a_coordinator_whose_certificate_has_expired_or_who_has_revoked_ours(cal
 
 
 def own_fingerprint(folder):
-    from fedpdmc.certificates.keys import fingerprint
+    from fedpdmc.certificates import fingerprint
 
     return fingerprint((folder.keys("north") / "certificate.pem").read_bytes())
 

@@ -15,18 +15,16 @@ import urllib.error
 import urllib.request
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from tests.federation.processes import Parties, free_port
 from tests.federation.studies import Folder
 
 import fedpdmc as fp
 from fedpdmc.errors import InputError
-from fedpdmc.operations.status import CoordinatorBoard, SiteBoard, Watching, stall_alerts, watch, watched
-from fedpdmc.operations.status import http_server as status_server
-from fedpdmc.operations.status.board import MOST_POINTS, History, Silence
-from fedpdmc.operations.status.http_server import StatusServer
-from fedpdmc.operations.status.metrics import metrics
-from fedpdmc.operations.status.plots import Series, plot, ticks
-from fedpdmc.operations.status.status_page import page
+from fedpdmc.operations import status
+from fedpdmc.operations import status_page as status_server
+from fedpdmc.operations.status import MOST_POINTS, CoordinatorBoard, History, Silence, SiteBoard, Watching, watched
+from fedpdmc.operations.status_page import StatusServer, TimeSeries, metrics, page, plot, ticks
 
 HOSTILE = '</title><script>alert(1)</script>"&\n'
 
@@ -77,8 +75,8 @@ def folder(tmp_path_factory):
 def test_a_run_is_seen_from_both_sides_while_it_goes_on(folder, tmp_path, caplog, monkeypatch):
     """A coordinator waits for a site: the page says so, then the log and a command; when it comes the run goes on."""
     caplog.set_level(logging.INFO, "fedpdmc")
-    monkeypatch.setattr(watch, "SECONDS", 0.05)
-    monkeypatch.setattr(watch, "LINE_SECONDS", 0.2)
+    monkeypatch.setattr(status, "SECONDS", 0.05)
+    monkeypatch.setattr(status, "LINE_SECONDS", 0.2)
     told = tmp_path / "told"
     script = (
         "import os, sys; e = os.environ; print(e['FEDPDMC_STATE'], e['FEDPDMC_STALL'], file=open(sys.argv[1], 'a'))"
@@ -119,7 +117,7 @@ def test_a_run_is_seen_from_both_sides_while_it_goes_on(folder, tmp_path, caplog
     assert [site["name"] for site in seen["sites"]] == ["north", "south"]
     assert all(0 < site["round_trip_seconds"] < 60 for site in seen["sites"])
     assert (
-        float(values["fedpdmc_rounds_total"]) == post.rounds and values['fedpdmc_site_connected{site="south"}'] == "1"
+        float(values["fedpdmc_rounds_total"]) == post.rounds and values['fedpdmc_site_connected{site="south"}'] == "1.0"
     )
     assert theirs["connected"] and theirs["answers"] == agents["north"].log.answers > 0 and theirs["run"] == seen["run"]
     assert theirs["process_time"] == pytest.approx(agents["north"].observed_time)
@@ -140,6 +138,34 @@ def test_nothing_of_what_a_contract_says_becomes_html():
     }  # fmt: skip
     text = page(facts(**own))
     assert "<script" not in text and "50 %" in text
+
+
+# Names and types as in earlier versions: dashboards and alerts refer to them.
+COUNTERS = {"answers_total", "rounds_total"}
+GAUGES = set(
+    "answer_seconds answers_limit connected ess_goal heard_seconds info privacy_spent_ratio process_time process_time_goal "
+    "process_time_limit refusals site_connected site_privacy_spent_ratio site_round_trip_seconds site_waited_seconds "
+    "sites_joined stall_seconds stalls uptime_seconds worst_ess worst_rhat".split()
+)
+
+
+def test_metrics_keep_their_names_types_and_labels():
+    own = {"connected": False, "heard_seconds_ago": 4.0, "answers": 3, "most_answers": 9, "most_process_time": 8.0}
+    own |= {"refusals": 0, "answer_seconds": 0.5, "privacy_spent": 0.5}
+    text = metrics(facts(worst_rhat=1.01, **own))
+    types = dict(re.findall(r"^# TYPE fedpdmc_(\w+) (\w+)$", text, re.M))
+    assert types == dict.fromkeys(COUNTERS, "counter") | dict.fromkeys(GAUGES, "gauge")
+    families = {sample.name: sample for family in text_string_to_metric_families(text) for sample in family.samples}
+    assert len(families) == len(COUNTERS | GAUGES)
+    assert set(families["fedpdmc_info"].labels) == {"party", "name", "study", "software"}
+    assert (
+        families["fedpdmc_site_connected"].labels == {"site": HOSTILE} and families["fedpdmc_rounds_total"].value == 27
+    )
+    # A number that is not known has no metric; a site that is not waited for has waited for no time.
+    silent = facts()["sites"][0] | {"waited_seconds": None, "privacy_spent": None}
+    text = metrics(facts(sites=[silent], stalls=[]))
+    assert "worst_rhat" not in text and "site_privacy" not in text and "stall_seconds" not in text
+    assert re.search(r"^fedpdmc_site_waited_seconds{.*} 0.0$", text, re.M)
 
 
 def test_only_reading_and_only_by_an_address_of_this_host(monkeypatch):
@@ -198,10 +224,10 @@ def test_an_address_that_is_taken_or_is_none_and_a_command_that_is_none():
         StatusServer("8080", facts)
     for wrong in ('mail "', " "):
         with pytest.raises(InputError, match="on-stall"):
-            stall_alerts.alerts(wrong, None)
+            status.alerts(wrong, None)
 
 
-NEWS = stall_alerts.StallNews(
+NEWS = status.StallNews(
     "stalled", "nothing from site south for 300 s", "site south", 300, "coordinator", "two hospitals"
 )
 
@@ -248,7 +274,7 @@ def status_code(code, **headers):
 
 def test_a_webhook_is_posted_the_stall_and_its_end(folder, caplog, monkeypatch):
     """Of a coordinator that waits for its sites, over HTTP; the sentence and the facts, and nothing of the contract."""
-    monkeypatch.setattr(watch, "SECONDS", 0.05)
+    monkeypatch.setattr(status, "SECONDS", 0.05)
     with webhook(status_code(204)) as (url, posted), folder.listening() as connection:
         board = CoordinatorBoard(connection)
         monkeypatch.setattr(board, "silent", lambda: {"site south": Silence(9.0, False)} if not over.is_set() else {})
@@ -257,14 +283,14 @@ def test_a_webhook_is_posted_the_stall_and_its_end(folder, caplog, monkeypatch):
             path, begun = posted.get(timeout=60)
             over.set()
             _, ended = posted.get(timeout=60)
-    assert path == "/hook?token=hunter2" and set(begun) == {"text", *stall_alerts.StallNews._fields}
+    assert path == "/hook?token=hunter2" and set(begun) == {"text", *status.StallNews._fields}
     assert begun["state"] == "stalled" and begun["waiting_for"] == "site south" and begun["seconds"] == 9
     assert begun["text"] == "two hospitals, coordinator: nothing from site south for 9 s; it is not connected"
     assert ended["state"] == "over" and "hunter2" not in caplog.text
 
 
 def test_a_webhook_that_fails_or_hangs_is_logged_without_its_secret_and_delays_nothing(caplog, monkeypatch):
-    monkeypatch.setattr(stall_alerts, "MOST_STEP", 1.0)
+    monkeypatch.setattr(status, "MOST_STEP", 1.0)
     hang = threading.Event()
     answers = {
         "status 500": status_code(500),
@@ -274,11 +300,11 @@ def test_a_webhook_that_fails_or_hangs_is_logged_without_its_secret_and_delays_n
     for said, answer in answers.items():
         caplog.clear()
         with webhook(answer) as (url, posted):
-            one = stall_alerts.WebhookAlert(url)
+            one = status.WebhookAlert(url)
             one(NEWS)
             posted.get(timeout=60)
             until(lambda said=said: said in caplog.text)
-            until(lambda one=one: one._places._value == stall_alerts.MOST_POSTS)
+            until(lambda one=one: one._places._value == status.MOST_POSTS)
             # A redirection is not followed.
             assert all(path != "GET" for path, _ in iter_queue(posted))
         assert "hunter2" not in caplog.text
@@ -286,7 +312,7 @@ def test_a_webhook_that_fails_or_hangs_is_logged_without_its_secret_and_delays_n
     caplog.clear()
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
-    stall_alerts.WebhookAlert(f"http://127.0.0.1:{port}/hunter2")(NEWS)
+    status.WebhookAlert(f"http://127.0.0.1:{port}/hunter2")(NEWS)
     until(lambda: f"the webhook at 127.0.0.1:{port} could not be reached" in caplog.text)
     assert "hunter2" not in caplog.text
 
@@ -294,13 +320,13 @@ def test_a_webhook_that_fails_or_hangs_is_logged_without_its_secret_and_delays_n
 def test_posts_to_a_webhook_that_hangs_are_few(caplog, monkeypatch):
     hang = threading.Event()
     with webhook(lambda handler: hang.wait(30)) as (url, posted):
-        one = stall_alerts.WebhookAlert(url)
+        one = status.WebhookAlert(url)
         # The calls return while the server hangs.
-        for _ in range(3 * stall_alerts.MOST_POSTS):
+        for _ in range(3 * status.MOST_POSTS):
             one(NEWS)
-        assert caplog.text.count("still busy") == 2 * stall_alerts.MOST_POSTS
+        assert caplog.text.count("still busy") == 2 * status.MOST_POSTS
         hang.set()
-        until(lambda: one._places._value == stall_alerts.MOST_POSTS)
+        until(lambda: one._places._value == status.MOST_POSTS)
 
 
 def iter_queue(items):
@@ -316,7 +342,7 @@ def iter_queue(items):
 )  # fmt: skip
 def test_an_address_that_is_no_webhook_is_refused_without_being_shown(url):
     with pytest.raises(InputError, match="stall-webhook") as error:
-        stall_alerts.alerts(None, url)
+        status.alerts(None, url)
     assert "hunter2" not in str(error.value)
 
 
@@ -336,12 +362,12 @@ def test_ticks_are_round_and_enclose(values):
 
 
 def test_a_plot_stays_within_its_frame_and_breaks_where_nothing_is_known():
-    drawn = plot("t", [Series("a", [(0.0, 1.0), (1.0, None), (2.0, 5.0), (3.0, 4.0)])])
+    drawn = plot("t", [TimeSeries("a", [(0.0, 1.0), (1.0, None), (2.0, 5.0), (3.0, 4.0)])])
     path = re.search(r' d="([^"]*)"', drawn).group(1)
     assert path.count("M") == 2
     places = [tuple(map(float, one)) for one in re.findall(r"[ML]([\d.]+) ([\d.]+)", path)]
     assert all(0 <= x <= 360 and 0 <= y <= 190 for x, y in places)
-    assert "No data yet" in plot("t", [Series("a", [(0.0, None)])])
+    assert "No data yet" in plot("t", [TimeSeries("a", [(0.0, None)])])
 
 
 @pytest.mark.long

@@ -11,13 +11,12 @@ from tests.support import states
 import fedpdmc as fp
 from fedpdmc._jax.compilation import compiled
 from fedpdmc._jax.random_streams import chain_keys
-from fedpdmc.bent_coordinates import Bend, bent, steepness, straight
 from fedpdmc.clocks import answer
 from fedpdmc.clocks.choose import clock_for
 from fedpdmc.dynamics import Boomerang
 from fedpdmc.plan import Plan
 from fedpdmc.potentials import BentSpreadPrior, Quadratic, Sum
-from fedpdmc.whitening import Reference
+from fedpdmc.whitening import Bend, Reference, bent, steepness, straight
 
 pytestmark = pytest.mark.usefixtures("double")
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tests.support import LOSS_NAMES, loss, predictor, responses
 
-from fedpdmc.potentials.cubic_remainder import _cubic_bound, cubic_remainder, quartic_bound
+from fedpdmc.potentials.linear_predictor import _cubic_bound, cubic_remainder, quartic_bound
 
 pytestmark = pytest.mark.usefixtures("double")
 

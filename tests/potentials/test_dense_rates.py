@@ -10,20 +10,26 @@ import numpy as np
 import pytest
 from tests.support import LOSS_NAMES, predictor
 
-from fedpdmc.clocks.dense_settings import NODES, PARTS
+from fedpdmc.clocks import thinning
+from fedpdmc.clocks.choose import third_order
+from fedpdmc.clocks.dense import NODES, PARTS
 from fedpdmc.potentials import dense_rates
 from fedpdmc.potentials.chebyshev import chebyshev_nodes
-from fedpdmc.potentials.dense_logistic_rates import FITTED, ellipses, exponential, logistic_curves, majorant
 from fedpdmc.potentials.dense_rates import (
+    FITTED,
     LEBESGUE,
     ROOM,
     _product,
+    blocking,
     cosine_and_sine,
+    ellipses,
+    exponential,
     interpolated_curves,
+    logistic_curves,
+    majorant,
     summands,
 )
 from fedpdmc.potentials.losses import Logistic
-from fedpdmc.potentials.record_blocks import blocking
 
 pytestmark = pytest.mark.usefixtures("double")
 QUARTER = math.pi / 2
@@ -36,10 +42,11 @@ KINDS = [
 ]  # fmt: skip
 
 
-def records(name, offset=0.0, exact=True):
+def records(name, offset=0.0, exact=True, weighted=True):
     """Records with a control variate: their Taylor polynomial, or any other quadratic."""
     potential = predictor(name, seed=3, n=RECORDS, d=DIM, scale=0.25)
-    potential = dataclasses.replace(potential, offset=potential.offset + offset)
+    weight = potential.weight if weighted else None
+    potential = dataclasses.replace(potential, offset=potential.offset + offset, weight=weight)
     controlled = potential.expanded_at(jnp.asarray([0.1, -0.2, 0.05]), 2)
     if exact:
         return controlled
@@ -60,10 +67,11 @@ def true_rate(potential, name, a, v, t):
     with mpmath.workdps(40):
         a, v, t = [mpmath.mpf(float(x)) for x in a], [mpmath.mpf(float(x)) for x in v], mpmath.mpf(float(t))
         total = mpmath.mpf(0)
-        columns = zip(potential.design, potential.offset, potential.response, *potential.control, strict=True)
-        for xi, o, y, point, slope, curvature in columns:
+        weight = np.ones(RECORDS) if potential.weight is None else potential.weight
+        columns = zip(potential.design, potential.offset, potential.response, weight, *potential.control, strict=True)
+        for xi, o, y, w, point, slope, curvature in columns:
             xi = [mpmath.mpf(float(x)) for x in xi]
-            o, y, point, slope, curvature = (mpmath.mpf(float(x)) for x in (o, y, point, slope, curvature))
+            o, y, w, point, slope, curvature = (mpmath.mpf(float(x)) for x in (o, y, w, point, slope, curvature))
             alpha, beta = mpmath.fdot(xi, a), mpmath.fdot(xi, v)
             z = o + alpha * mpmath.cos(t) + beta * mpmath.sin(t)
             if name == "logistic":
@@ -74,7 +82,7 @@ def true_rate(potential, name, a, v, t):
                 df, scale = mpmath.mpf("3.5"), mpmath.mpf(float(potential.loss.scale))
                 r = (z - y) / scale
                 first = (df + 1) * r / (df + r * r) / scale
-            total += (first - slope - curvature * (z - point)) * (beta * mpmath.cos(t) - alpha * mpmath.sin(t))
+            total += (w * first - slope - curvature * (z - point)) * (beta * mpmath.cos(t) - alpha * mpmath.sin(t))
         return float(total)
 
 
@@ -96,16 +104,54 @@ def misfit(potential, name, curves, spread, length, seed=5, times=4):
 @pytest.mark.parametrize(("spread", "length"), STATES)
 @pytest.mark.parametrize(("name", "degree", "nodes"), KINDS)
 def test_the_rate_is_within_the_error(name, degree, nodes, spread, length):
-    potential = records(name, exact=nodes != 12)
+    potential = records(name, exact=nodes != 12, weighted=degree > 0)
     worst, error = misfit(potential, name, curves_of(potential, degree, nodes), spread, length)
     assert worst <= 1.0
     assert error < 0.5 or spread > 1.0 or name != "logistic"
 
 
+def third_of(potential, **changed):
+    made = third_order(potential, jnp.asarray([0.1, -0.2, 0.05]))
+    made = dataclasses.replace(made, remainder=dataclasses.replace(made.remainder, **changed))
+    return jax.tree.map(lambda x: x[None], made)
+
+
+@pytest.mark.parametrize(("spread", "length"), STATES)
+@pytest.mark.parametrize("name", LOSS_NAMES)
+@pytest.mark.parametrize("exact", [True, False])
+def test_the_rate_of_third_order_is_within_its_error(name, exact, spread, length):
+    potential = records(name, exact=exact)
+    worst, error = misfit(potential, name, third_of(potential), spread, length)
+    assert worst <= 1.0
+    assert error < 5.0 or spread > 1.0 or name != "logistic"
+
+
+def test_without_what_follows_the_third_order_its_error_is_too_small():
+    potential = records("logistic")
+    assert misfit(potential, "logistic", third_of(potential, quartic=jnp.zeros(())), 1.0, QUARTER)[0] > 1.0
+
+
+def test_the_error_of_an_interpolant_through_more_nodes_is_too_small(monkeypatch):
+    # Almost nothing follows the third order, and a quadratic is left beside the records.
+    potential = records("logistic", exact=False)
+    potential = dataclasses.replace(potential, design=1e-3 * potential.design)
+    made = third_of(potential)
+
+    class Coarse:
+        def along(self, *args):
+            fine = made.along(*args)
+            with monkeypatch.context() as patched:
+                patched.setattr(thinning, "CUBIC_NODES", 4)
+                return made.along(*args)._replace(error=fine.error)
+
+    assert misfit(potential, "logistic", made, 1.0, QUARTER)[0] <= 1.0
+    assert misfit(potential, "logistic", Coarse(), 1.0, QUARTER)[0] > 1.0
+
+
 @pytest.mark.parametrize("offset", [-90.0, -20.0, 8.0, 60.0])
 @pytest.mark.parametrize("degree", [0, 8])
 def test_the_rate_is_within_the_error_where_predictors_are_large(degree, offset):
-    potential = records("logistic", offset)
+    potential = records("logistic", offset, weighted=degree > 0)
     worst, _ = misfit(potential, "logistic", curves_of(potential, degree, 8), 1.5, QUARTER)
     assert worst <= 1.0
 
@@ -114,7 +160,7 @@ def test_the_rate_is_within_the_error_where_predictors_are_large(degree, offset)
 @pytest.mark.parametrize(("name", "degree"), [("logistic", 0), ("poisson", 6)])
 def test_the_sums_of_a_gpu_are_within_the_error_too(name, degree, columns, monkeypatch):
     monkeypatch.setattr(dense_rates, "FEW_COLUMNS", columns)
-    potential = records(name)
+    potential = records(name, weighted=degree > 0)
     worst, _ = misfit(potential, name, curves_of(potential, degree, 8, wide=True), 1.0, QUARTER)
     assert worst <= 1.0
 
@@ -122,7 +168,7 @@ def test_the_sums_of_a_gpu_are_within_the_error_too(name, degree, columns, monke
 @pytest.mark.parametrize("chains", [2, 4])
 @pytest.mark.parametrize(("name", "degree"), [("logistic", 0), ("poisson", 6)])
 def test_chains_in_parts_have_the_curves_of_all_together(name, degree, chains, monkeypatch):
-    potential = records(name)
+    potential = records(name, weighted=degree > 0)
     curves = curves_of(potential, degree, 8)
     two_sites = jax.tree.map(lambda x: jnp.concatenate([x, 0.5 * x if x.dtype.kind == "f" else x]), curves)
     a, v = np.random.default_rng(6).normal(size=(2, DIM, CHAINS))
@@ -138,7 +184,7 @@ def test_chains_in_parts_have_the_curves_of_all_together(name, degree, chains, m
 @pytest.mark.parametrize(("degree", "nodes", "spread"), [(0, 6, 4.0), (12, 4, 1.5)])
 def test_an_error_of_a_shorter_piece_is_too_small(degree, nodes, spread):
     """The error is that of the longest piece."""
-    potential = records("logistic")
+    potential = records("logistic", weighted=degree > 0)
     long, short = (curves_of(potential, degree, nodes, length=length) for length in (QUARTER, QUARTER / 4))
     assert misfit(potential, "logistic", long, spread, QUARTER)[0] <= 1.0
     assert misfit(potential, "logistic", short, spread, QUARTER)[0] > 1.0

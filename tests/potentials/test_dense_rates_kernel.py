@@ -5,11 +5,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedpdmc.potentials import dense_rates_kernel
-from fedpdmc.potentials.dense_logistic_rates import LogisticCurves
-from fedpdmc.potentials.dense_rates import InterpolatedCurves, _products
-from fedpdmc.potentials.dense_rates_kernel import summed
-from fedpdmc.potentials.record_blocks import TILE, TILE_OF_PRODUCTS, UNROLLED
+from fedpdmc.potentials import dense_rates
+from fedpdmc.potentials.dense_rates import (
+    TILE,
+    TILE_OF_PRODUCTS,
+    UNROLLED,
+    InterpolatedCurves,
+    LogisticCurves,
+    _products,
+    summed,
+)
 
 DIM, NODES, BLOCKS, RECORDS, CHAINS = 3, 4, 2, 5 * UNROLLED, TILE[1] + 7
 
@@ -49,7 +54,7 @@ def test_the_kernel_has_the_sums_of_the_loops(kind, way, double, monkeypatch):
     own, count = curves(kind)
     rows, terms, both, of_chains = arrays(count)
     tile, products, most = WAYS[way]
-    monkeypatch.setattr(dense_rates_kernel, "MOST_NUMBERS", most)
+    monkeypatch.setattr(dense_rates, "MOST_NUMBERS", most)
     found = summed(own._value, own._error, rows, terms, both, of_chains, tile, products, interpret=True)
     for block in range(BLOCKS):
         for one, other in zip(found, own._looped(both, *of_chains, rows[block], terms[block]), strict=True):

@@ -8,7 +8,7 @@ from scipy import integrate, stats
 from tests.support import LOSS_NAMES, loss, predictor
 
 from fedpdmc.potentials import LinearUnknownScale, Potential, Quadratic, Sum
-from fedpdmc.potentials.gaussian_average import hermite, public_points
+from fedpdmc.potentials.base import hermite, public_points
 
 pytestmark = pytest.mark.usefixtures("double")
 

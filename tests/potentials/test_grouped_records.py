@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedpdmc._jax.precision import double_precision
-from fedpdmc.potentials.grouped_records import block_size, by_group, in_blocks, of_records
+from fedpdmc.potentials.random_effects_rates import block_size, by_group, in_blocks, of_records
 
 
 @pytest.mark.parametrize("records", [1, 7, 8, 31, 32, 40, 64, 96, 127, 128, 2000, 2048])

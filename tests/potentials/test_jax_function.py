@@ -1,5 +1,6 @@
 """Models in plain JAX have the rates of the built-in ones, and bounds that hold and are no looser."""
 
+import dataclasses
 import functools
 
 import equinox as eqx
@@ -12,13 +13,13 @@ from tests.support import DYNAMICS, predictor, states
 import fedpdmc as fp
 from fedpdmc._jax.random_streams import chain_keys
 from fedpdmc.clocks import NOT_FINITE, answer
-from fedpdmc.clocks.cell_thinning import cell_length
-from fedpdmc.clocks.envelopes.quadratic_rate_bound import evaluate
-from fedpdmc.enclosures.taylor_models.compositions import LOCAL
+from fedpdmc.clocks.envelopes import evaluate
+from fedpdmc.clocks.thinning import cell_length
+from fedpdmc.enclosures.taylor_models import LOCAL
 from fedpdmc.members.run_coordinates import Opening, open_site
 from fedpdmc.plan import Plan
 from fedpdmc.potentials import Program, Shared, Sum, local_quadratic
-from fedpdmc.potentials.quadratic_rate_cells import attempt
+from fedpdmc.potentials.jax_function import attempt
 from fedpdmc.whitening import Reference
 
 pytestmark = pytest.mark.usefixtures("double")
@@ -56,7 +57,7 @@ def pair(name):
         series = np.cumsum(np.random.default_rng(0).normal(size=(2, 9)), 1) / 2
         built = fp.models.ar1_student_t(series, df=4.0, scale=0.5)
         return Program(ar1, {"series": jnp.asarray(series)}, 2), built
-    built = predictor(name)
+    built = dataclasses.replace(predictor(name), weight=None)
     data = {"X": built.design, "offset": built.offset, "y": built.response}
     return Program({"logistic": logistic, "poisson": poisson, "student_t": student_t}[name], data, DIM), built
 

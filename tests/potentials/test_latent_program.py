@@ -80,7 +80,7 @@ def test_rates_are_within_the_error_of_their_polynomial(function):
     for share in (0.0, 0.3, 0.7, 1.0):
         s = (share * cell.length)[:, None]
         rate = jnp.sum(gradients(a * jnp.cos(s) + v * jnp.sin(s), zeta) * (v * jnp.cos(s) - a * jnp.sin(s)), -1)
-        assert np.all(np.abs(rate - cell.polynomial(share * cell.length)) <= cell.error)
+        assert np.all(np.abs(rate - cell.at(share * cell.length)) <= cell.error)
     assert np.median(cell.error) < 1
 
 

@@ -8,8 +8,7 @@ from jax.scipy.special import gammaln, logsumexp, xlogy
 
 from fedpdmc.models.user_function import user_model
 from fedpdmc.potentials import Program
-from fedpdmc.potentials.padding import pad
-from fedpdmc.potentials.padding_recipe import Unpaddable
+from fedpdmc.potentials.padding import Unpaddable, pad
 
 pytestmark = pytest.mark.usefixtures("double")
 

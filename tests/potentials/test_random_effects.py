@@ -13,7 +13,7 @@ import pytest
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.models import random_effects
 from fedpdmc.potentials import Quadratic
-from fedpdmc.potentials.random_effects_strips import largest_slope
+from fedpdmc.potentials.random_effects_rates import largest_slope
 
 FAMILIES = {
     "logistic": ({}, lambda rng, eta: (rng.random(len(eta)) < 1 / (1 + np.exp(-eta))).astype(float)),
@@ -44,7 +44,9 @@ def grouped(family="logistic", effects=1, bend=False, seed=0, sizes=(3, 1, 5)):
     W = X[:, :effects]
     eta = X @ [0.4, -0.6] + np.sum(W * 0.8 * rng.normal(size=(len(sizes), effects))[index], 1)
     options, draw = FAMILIES[family]
-    model = random_effects(X, draw(rng, eta), index, family=family, effects=W, **options)
+    y = draw(rng, eta)
+    weights = np.append(0.0, np.random.default_rng(seed).exponential(size=len(y) - 1))
+    model = random_effects(X, y, index, family=family, effects=W, weights=weights, **options)
     x = jnp.concatenate([jnp.array([0.3, -0.5]), jnp.linspace(-0.4, 0.2, model.dim - 2)])
     return dataclasses.replace(model, bend=jnp.asarray(BEND[:, :effects])) if bend else model, x
 
@@ -130,7 +132,7 @@ def test_polynomials_of_cells_hold_the_rate(family, effects, bend):
         s = share * cell.length
         at, velocity = a.T * jnp.cos(s) + v.T * jnp.sin(s), v.T * jnp.cos(s) - a.T * jnp.sin(s)
         rate = part.rates(at, velocity, part._columns(zeta))
-        assert float(jnp.max(jnp.abs(rate - cell.polynomial(s)) - cell.error)) <= 0
+        assert float(jnp.max(jnp.abs(rate - cell.at(s)) - cell.error)) <= 0
 
 
 @pytest.mark.parametrize(("family", "effects", "bend"), FEWER)

@@ -10,7 +10,7 @@ from tests.support import DYNAMICS
 from tests.zoo import CASES
 
 import fedpdmc as fp
-from fedpdmc.clocks.envelopes.quadratic_rate_bound import evaluate, signed_rates
+from fedpdmc.clocks.envelopes import evaluate, signed_rates
 from fedpdmc.potentials import local_quadratic
 
 ANCHORS, TIMES = 500, 20

@@ -17,8 +17,7 @@ from tests.privacy.support import a_ledger, a_plan
 
 import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
-from fedpdmc.members.observed_time import Exposure
-from fedpdmc.members.private_site import PrivateSite, _pack, _unpack
+from fedpdmc.members.private_site import Exposure, PrivateSite, _pack, _unpack
 from fedpdmc.members.run_coordinates import Opening
 from fedpdmc.potentials import ControlVariate, Quadratic
 

@@ -1,8 +1,7 @@
 import pytest
 from tests.privacy.ledgers import ACCOUNT
 
-from fedpdmc.privacy.ledger import Ledger
-from fedpdmc.privacy.ledger_identity import create_ledger
+from fedpdmc.privacy.ledger import Ledger, create_ledger
 
 
 @pytest.fixture

@@ -14,10 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fedpdmc.privacy import ledger as code
-from fedpdmc.privacy import ledger_entries as entries_code
-from fedpdmc.privacy.ledger import Ledger
-from fedpdmc.privacy.ledger_entries import Account, Reply, Request, read
-from fedpdmc.privacy.ledger_identity import create_ledger
+from fedpdmc.privacy.ledger import Account, Ledger, LedgerRequest, Reply, create_ledger, read
 
 COST = 1e-5
 ACCOUNT = Account("patients", 1.0, 1e-6, "replace", 20.0, 1.0)
@@ -35,7 +32,7 @@ def serve(path, out, first, early):
                 os.write(out, content)
             return Reply(content, 1.0, COST)
 
-        content = ledger.answer(Request("patients", "s", "r", "round", number, b"plan %d" % number), COST, work)
+        content = ledger.answer(LedgerRequest("patients", "s", "r", "round", number, b"plan %d" % number), COST, work)
         if not early:
             os.write(out, content)
 
@@ -45,7 +42,7 @@ def kill_at(count):
     left = [count]
 
     def trace(frame, event, argument):
-        if frame.f_code.co_filename not in (code.__file__, entries_code.__file__):
+        if frame.f_code.co_filename != code.__file__:
             return None
         frame.f_trace_opcodes = True
         left[0] -= 1

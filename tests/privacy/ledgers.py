@@ -1,13 +1,12 @@
 """A ledger with an account, and requests to it."""
 
-from fedpdmc.privacy.ledger import Ledger
-from fedpdmc.privacy.ledger_entries import Account, Reply, Request
+from fedpdmc.privacy.ledger import Account, Ledger, LedgerRequest, Reply
 
 ACCOUNT = Account("patients", 1.0, 1e-6, "replace", 20.0, 1.0)
 
 
 def request(number, plan=b"p" * 32, study="s", run="r"):
-    return Request("patients", study, run, "round", number, plan)
+    return LedgerRequest("patients", study, run, "round", number, plan)
 
 
 def reply(cost=0.1):

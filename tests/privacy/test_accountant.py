@@ -11,6 +11,9 @@ from fedpdmc.privacy.accountant import (
     best_order,
     cost_rate,
     divergence_growth,
+    gaussian_delta,
+    gaussian_epsilon,
+    gaussian_limit,
     growth_rate,
     renyi,
     renyi_limit,
@@ -20,8 +23,7 @@ from fedpdmc.privacy.accountant import (
     to_epsilon,
 )
 from fedpdmc.privacy.budget import Budget
-from fedpdmc.privacy.gaussian_epsilon_delta import gaussian_delta, gaussian_epsilon, gaussian_limit
-from fedpdmc.privacy.ledger_entries import added
+from fedpdmc.privacy.ledger import added
 
 ALPHAS = (1.5, 2.0, 4.0, 8.0)
 

@@ -19,12 +19,9 @@ from tests.privacy.support import a_plan
 
 import fedpdmc as fp
 from fedpdmc.clocks.private_arrivals import time_grid
-from fedpdmc.members.observed_time import Exposure
-from fedpdmc.members.private_site import _pack, _unpack
-from fedpdmc.privacy.accountant import run_epsilon
-from fedpdmc.privacy.ledger_entries import read
-from fedpdmc.privacy.single_arrival import censored_horizon
-from fedpdmc.privacy.tail_account import tail_delta
+from fedpdmc.members.private_site import Exposure, _pack, _unpack
+from fedpdmc.privacy.accountant import censored_horizon, run_epsilon, tail_delta
+from fedpdmc.privacy.ledger import read
 
 KAPPA, RHO, CAP, DELTA, HORIZON = 1.0, 2.0, 0.5, 1e-2, 0.2
 BOOMERANG = fp.FactorisedBoomerang()

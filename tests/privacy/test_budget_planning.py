@@ -9,12 +9,16 @@ from fedpdmc.privacy.budget_planning import (
     advice,
     answer,
     choices,
+    exact_samples,
     frontier,
     most_samples,
+    one_shot_error,
+    plot_comparison,
+    text,
     usual_sensitivity,
     waste,
+    ways,
 )
-from fedpdmc.privacy.comparison import exact_samples, one_shot_error, plot, text, ways
 
 QUESTION = Question(100_000, 5, 6, 1.0, 1e-6, usual_sensitivity(100_000, 5, 6), 2.0)
 
@@ -108,5 +112,5 @@ def test_the_words_of_the_comparison_fit_a_terminal(tmp_path):
     assert set(rows) == {"replace", "add-remove", "label"} and rows["label"] == rows["add-remove"] != rows["replace"]
     assert "None is useful" in text(STUDY._replace(sensitivity=2.0), "label")
     assert text(STUDY._replace(sites=2), "replace").startswith("Recommended: one shot.")
-    plot(STUDY, tmp_path / "ways.png")
+    plot_comparison(STUDY, tmp_path / "ways.png")
     assert (tmp_path / "ways.png").stat().st_size > 1000

@@ -6,8 +6,7 @@ import pytest
 from tests.privacy.ledgers import ACCOUNT, reopened, reply, request
 
 from fedpdmc.errors import BudgetSpent, InputError, LedgerError, PlanRefused
-from fedpdmc.privacy.ledger import Ledger
-from fedpdmc.privacy.ledger_entries import Reply, read
+from fedpdmc.privacy.ledger import Ledger, Reply, read
 
 
 def test_a_reply_is_charged_and_stored(ledger):
@@ -123,7 +122,7 @@ def test_one_process_has_one_ledger(ledger):
 SECOND = """
 import sys
 from fedpdmc.errors import LedgerError
-from fedpdmc.privacy.ledger_entries import read
+from fedpdmc.privacy.ledger import read
 from fedpdmc.privacy.ledger import Ledger
 try:
     Ledger.open(sys.argv[1])
@@ -161,7 +160,7 @@ FULL = """
 import resource, signal, sys
 from fedpdmc.errors import LedgerError
 from fedpdmc.privacy.ledger import *
-from fedpdmc.privacy.ledger_identity import create_ledger
+from fedpdmc.privacy.ledger import create_ledger
 ledger = Ledger.open(create_ledger(sys.argv[1]))
 ledger.account(Account("patients", 1.0, 1e-6, "replace", 20.0, 1.0))
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -170,13 +169,13 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20000, size + 20000))
 told = 0
 try:
     for number in range(1000):
-        request = Request("patients", "s", "r", "round", number, b"p")
+        request = LedgerRequest("patients", "s", "r", "round", number, b"p")
         ledger.answer(request, 0.0005, lambda key: Reply(b"x" * 900, 1.0, 0.0005))
         told += 1
 except LedgerError as error:
     print(error)
 try:
-    ledger.answer(Request("patients", "s", "r", "round", 5000, b"p"), 0.0005, lambda key: Reply(b"", 1.0, 0.0005))
+    ledger.answer(LedgerRequest("patients", "s", "r", "round", 5000, b"p"), 0.0005, lambda key: Reply(b"", 1.0, 0.0005))
     print("ANSWERED")
 except LedgerError as error:
     print(error)

@@ -9,9 +9,7 @@ import pytest
 from tests.privacy.ledgers import ACCOUNT, reopened, reply, request
 
 from fedpdmc.errors import InputError, LedgerError
-from fedpdmc.privacy.ledger import Ledger
-from fedpdmc.privacy.ledger_entries import read
-from fedpdmc.privacy.ledger_identity import adopt_ledger, create_ledger
+from fedpdmc.privacy.ledger import Ledger, adopt_ledger, create_ledger, read
 
 
 @pytest.mark.parametrize("damage", ["truncated", "emptied", "overwritten", "not a ledger"])

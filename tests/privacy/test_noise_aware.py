@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from fedpdmc.privacy import noise_aware
-from fedpdmc.privacy.noise_aware import Gaussian, Release
+from fedpdmc.privacy.noise_aware import Gaussian, NoisyRelease
 
 DRAWS = 20_000
 
 
 def one_dimension(sd_g, sd_h):
     """A noisy gradient and curvature whose posterior of θ is skewed: the curvature is hardly above its noise."""
-    release = Release(np.array([0.3]), np.array([-9.0]), np.array([[6.0]]), np.array([sd_g]), np.array([[sd_h]]))
+    release = NoisyRelease(np.array([0.3]), np.array([-9.0]), np.array([[6.0]]), np.array([sd_g]), np.array([[sd_h]]))
     return release, Gaussian(np.array([0.2]), np.array([[0.5]]))
 
 
@@ -52,7 +52,7 @@ def test_noise_left_out_is_seen():
 
 def test_without_noise_it_is_the_laplace_approximation():
     hessian = np.array([[5.0, 1.0], [1.0, 3.0]])
-    release = Release(np.array([1.0, -1.0]), np.array([0.5, 2.0]), hessian, np.zeros(2), np.zeros((2, 2)))
+    release = NoisyRelease(np.array([1.0, -1.0]), np.array([0.5, 2.0]), hessian, np.zeros(2), np.zeros((2, 2)))
     prior = Gaussian(np.zeros(2), np.eye(2))
     mean, cov = noise_aware.given_hessian(release, hessian, prior)
     assert np.allclose(cov, np.linalg.inv(hessian + np.eye(2)))
@@ -61,7 +61,7 @@ def test_without_noise_it_is_the_laplace_approximation():
 
 def test_with_noise_without_bound_it_is_the_prior():
     hessian = np.array([[5.0, 1.0], [1.0, 3.0]])
-    release = Release(np.array([1.0, -1.0]), np.array([0.5, 2.0]), hessian, np.full(2, 1e6), np.full((2, 2), 1.0))
+    release = NoisyRelease(np.array([1.0, -1.0]), np.array([0.5, 2.0]), hessian, np.full(2, 1e6), np.full((2, 2), 1.0))
     mean, cov = noise_aware.given_hessian(release, hessian, Gaussian(np.array([0.3, 0.1]), np.eye(2)))
     assert np.allclose(mean, [0.3, 0.1], atol=1e-4) and np.allclose(cov, np.eye(2), atol=1e-4)
 
@@ -75,7 +75,7 @@ def test_releases_of_a_quadratic_are_pooled_without_loss():
         score, releases, x = np.linalg.cholesky(hessian) @ rng.standard_normal(2), [], prior.mean
         for sd in (8.0, 6.0, 5.0, 4.0):
             gradient = score - hessian @ (theta - x) + sd * rng.standard_normal(2)
-            releases.append(Release(x, gradient, hessian, np.full(2, sd), np.zeros((2, 2))))
+            releases.append(NoisyRelease(x, gradient, hessian, np.full(2, sd), np.zeros((2, 2))))
             one, x = noise_aware.pooled(releases, prior)
         mean, cov = noise_aware.given_hessian(one, hessian, prior)
         z.append((theta - mean) / np.sqrt(np.diag(cov)))
@@ -94,7 +94,9 @@ def test_where_there_is_little_noise_the_points_far_away_have_no_say(monkeypatch
     n, p, prior, x, releases = 1e5, 0.9, Gaussian(np.zeros(1), np.eye(1)), np.zeros(1), []
     for sd in (200.0, 120.0, 100.0, 80.0):
         mean = 1 / (1 + np.exp(-x))
-        releases.append(Release(x, n * (mean - p), np.diag(n * mean * (1 - mean)), np.full(1, sd), np.zeros((1, 1))))
+        releases.append(
+            NoisyRelease(x, n * (mean - p), np.diag(n * mean * (1 - mean)), np.full(1, sd), np.zeros((1, 1)))
+        )
         x = noise_aware.pooled(releases, prior)[1]
     deviation = np.sqrt(1 / (n * p * (1 - p)))
     assert (abs(x[0] - np.log(p / (1 - p))) < 0.15 * deviation) == right

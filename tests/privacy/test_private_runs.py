@@ -4,7 +4,7 @@ from tests.privacy.support import private_site, records
 
 import fedpdmc as fp
 from fedpdmc.errors import BudgetSpent, InputError
-from fedpdmc.members import noisy_derivatives
+from fedpdmc.members import private_site as budgeted
 from fedpdmc.privacy.ledger import read
 from fedpdmc.sampling.vb_reference import vb
 
@@ -143,7 +143,7 @@ def test_the_last_noisy_step_can_be_an_average_at_the_same_price(tmp_path):
 
 def test_a_release_that_was_cut_short_goes_on_where_it_was(tmp_path, monkeypatch):
     sites = two_sites(tmp_path, release=0.4, n=400, epsilon=20.0)
-    real, asked = noisy_derivatives.derivatives, []
+    real, asked = budgeted.derivatives, []
 
     def power_cut(site, own, spread=None):
         asked.append(site.name)
@@ -151,7 +151,7 @@ def test_a_release_that_was_cut_short_goes_on_where_it_was(tmp_path, monkeypatch
             raise KeyboardInterrupt
         return real(site, own, spread)
 
-    monkeypatch.setattr(noisy_derivatives, "derivatives", power_cut)
+    monkeypatch.setattr(budgeted, "derivatives", power_cut)
     with pytest.raises(KeyboardInterrupt):
         fp.laplace(sites, prior())
     fp.laplace(sites, prior())

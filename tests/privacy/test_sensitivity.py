@@ -1,3 +1,5 @@
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -6,9 +8,9 @@ import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.clocks.private_arrivals import SLOWEST, time_grid
 from fedpdmc.errors import InputError
-from fedpdmc.members.clipping import model_of
+from fedpdmc.members.bounded_records import model_of
 from fedpdmc.privacy.rounding_error_bound import limits
-from fedpdmc.privacy.sensitivity import Model, derivative_sensitivity, sensitivity
+from fedpdmc.privacy.sensitivity import ModelFacts, derivative_sensitivity, sensitivity
 
 D, BOX, RANGE, REGION = 3, np.array([1.0, 0.5, 2.0]), (-1.0, 3.0), np.array([2.0, 1.0, 1.5])
 BOUNDS = fp.Bounds(box=BOX, outcome=RANGE, region=REGION, offset=(0.0, 0.7))
@@ -20,6 +22,24 @@ MODELS = {
     "poisson": (lambda X, y: fp.models.poisson(X, np.round(y + 1), np.full(len(y), 0.7)), COUNTS),
     "gaussian_mean": (lambda X, y: fp.models.gaussian_mean(X, [0.5, 1.0, 2.0]), BOUNDS),
 }
+# Weights of at most 2.5, which are public where labels alone change; four trials.
+WEIGHED, COUNTED = (dataclasses.replace(bounds, weight=2.5) for bounds in (BOUNDS, COUNTS))
+MODELS |= {
+    "logistic of weights": (lambda X, y: fp.models.logistic(X, y > 1, weights=weights(X)), WEIGHED),
+    "student_t of weights": (lambda X, y: fp.models.student_t(X, y, 3.5, 0.6, weights=weights(X)), WEIGHED),
+    "linear of weights": (lambda X, y: fp.models.linear(X, y, 0.7, weights=weights(X)), WEIGHED),
+    "poisson of weights": (
+        lambda X, y: fp.models.poisson(X, np.round(y + 1), np.full(len(y), 0.7), weights=weights(X)), COUNTED
+    ),
+    "logistic of trials": (
+        lambda X, y: fp.models.logistic(X, np.round(y + 1), trials=np.full(len(y), 4), weights=weights(X)),
+        dataclasses.replace(BOUNDS, weight=10.0),
+    ),
+}  # fmt: skip
+
+
+def weights(X):
+    return np.where(X[:, 0] < 0, 0.3, 2.5)
 
 
 def record(rng, extreme):
@@ -86,15 +106,15 @@ def test_no_record_changes_a_gradient_by_more_than_declared(name, relation):
 def test_corners_of_a_box_and_the_bound_beyond_them_agree(monkeypatch):
     rng = np.random.default_rng(3)
     scale, box = rng.normal(size=(6, 6)), fp.Bounds(box=rng.uniform(0.5, 2, 6))
-    exact = sensitivity(Model("logistic", 6), box, "add-remove", scale)
+    exact = sensitivity(ModelFacts("logistic", 6), box, "add-remove", scale)
     monkeypatch.setattr("fedpdmc.privacy.sensitivity.MOST_CORNERS", 2)
-    bound = sensitivity(Model("logistic", 6), box, "add-remove", scale)
+    bound = sensitivity(ModelFacts("logistic", 6), box, "add-remove", scale)
     assert np.all(np.array(exact) <= np.array(bound)) and bound.k_2 < 2.5 * exact.k_2
 
 
 def test_a_norm_bounds_all_three_norms():
     scale = np.diag([0.5, 2.0])
-    k = sensitivity(Model("logistic", 2), fp.Bounds(norm=3.0), "replace", scale)
+    k = sensitivity(ModelFacts("logistic", 2), fp.Bounds(norm=3.0), "replace", scale)
     np.testing.assert_allclose(k, [2 * 3 * 2, 2 * 3 * 2.5, 2 * 3 * 2], rtol=1e-8)
 
 
@@ -140,7 +160,7 @@ def test_a_point_of_a_cox_process_needs_no_declared_bounds():
 )
 def test_losses_without_a_bound_are_refused(name, relation, bounds, needs):
     with pytest.raises(InputError, match=needs):
-        sensitivity(Model(name, 2), bounds, relation, np.eye(2))
+        sensitivity(ModelFacts(name, 2), bounds, relation, np.eye(2))
 
 
 @pytest.mark.parametrize("wrong", [
@@ -183,7 +203,7 @@ def test_more_records_than_rounding_allows_are_refused_by_name():
     with pytest.raises(InputError, match=r"most_records.*16,777,217.*at most 16,777,216"):
         fp.Bounds(most_records=(1 << 24) + 1)
     # At the maximum rounding is still within what a run may have, for every relation.
-    model, scale = Model("logistic", 3), 0.01 * np.eye(3)
+    model, scale = ModelFacts("logistic", 3), 0.01 * np.eye(3)
     for relation in ("replace", "add-remove", "label"):
         bounds = fp.Bounds(norm=1.0, most_records=1 << 24)
         exact = sensitivity(model, bounds, relation, scale)
@@ -195,7 +215,7 @@ def test_more_records_than_rounding_allows_are_refused_by_name():
 def test_the_grid_of_levels_counts_in_every_coordinate(dim):
     """A rate may be off by one level in each of d coordinates: by √d of them in Euclidean norm, beside a tiny K_2."""
     bounds = fp.Bounds(norm=4e-8, most_records=10)
-    model, scale = Model("logistic", dim), np.eye(dim)
+    model, scale = ModelFacts("logistic", dim), np.eye(dim)
     exact = sensitivity(model, bounds, "replace", scale)
     found = limits(model, bounds, "replace", scale, np.zeros(dim), exact)
     assert found.rounding >= np.sqrt(dim) * 2.0**-35
@@ -207,6 +227,6 @@ def test_the_grid_of_levels_counts_in_every_coordinate(dim):
 
 def test_a_sensitivity_that_the_grid_of_levels_would_hide_is_refused():
     bounds = fp.Bounds(norm=1e-9, most_records=10)
-    exact = sensitivity(Model("logistic", 64), bounds, "replace", np.eye(64))
+    exact = sensitivity(ModelFacts("logistic", 64), bounds, "replace", np.eye(64))
     with pytest.raises(InputError, match="rounding"):
-        limits(Model("logistic", 64), bounds, "replace", np.eye(64), np.zeros(64), exact)
+        limits(ModelFacts("logistic", 64), bounds, "replace", np.eye(64), np.zeros(64), exact)

@@ -9,20 +9,19 @@ from tests.study.contracts import CONTRACT, POLICY
 
 import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
-from fedpdmc.certificates.keys import read_credentials
+from fedpdmc.certificates import read_credentials
 from fedpdmc.errors import BudgetSpent, InputError, Refused
 from fedpdmc.federation import masking
 from fedpdmc.federation import messages as wire
 from fedpdmc.federation.site_agent.audit_replay import KEYS, replay
 from fedpdmc.federation.site_agent.start import open_agent
-from fedpdmc.members.shared_noise import run_name
+from fedpdmc.members.private_site import run_name
 from fedpdmc.members.site import derivatives
-from fedpdmc.privacy.gaussian_epsilon_delta import gaussian_delta, gaussian_epsilon
-from fedpdmc.privacy.gaussian_mechanism import triangle
-from fedpdmc.privacy.ledger_entries import read
-from fedpdmc.privacy.noise_shares import MODULUS, ShareTerms, from_sum, noisy_share, share, shared_words
-from fedpdmc.privacy.schedule import ONE_SHOT
-from fedpdmc.privacy.sensitivity import Model, derivative_sensitivity
+from fedpdmc.privacy.accountant import gaussian_delta, gaussian_epsilon
+from fedpdmc.privacy.budget_planning import ONE_SHOT
+from fedpdmc.privacy.gaussian_mechanism import MODULUS, ShareTerms, from_sum, noisy_share, share, shared_words, triangle
+from fedpdmc.privacy.ledger import read
+from fedpdmc.privacy.sensitivity import ModelFacts, derivative_sensitivity
 from fedpdmc.study import parse_study, read_policy
 
 EPSILON, DELTA, COLLUDING = 2.0, 1e-6, 1
@@ -104,7 +103,7 @@ def needed(step):
 def test_a_coordinator_with_colluding_sites_sees_the_noise_that_was_paid_for(folder, tmp_path):
     """Many runs of four agents: of the honest sites' sum the attacker gets noise of full size; of one more, less."""
     bounds, sites = folder.study.budget().bounds, list(folder.study.sites)
-    changes = derivative_sensitivity(Model("logistic", 3), bounds, "replace")
+    changes = derivative_sensitivity(ModelFacts("logistic", 3), bounds, "replace")
     sigma = np.repeat([m * change for m, change in zip(needed(0), changes, strict=True)], [3, 6])
     seen, more = [], []
     for k in range(24):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedpdmc.errors import InputError
-from fedpdmc.privacy.single_arrival import censored_excess, censored_horizon, one_arrival_delta, one_arrival_excess
+from fedpdmc.privacy.accountant import censored_excess, censored_horizon, one_arrival_delta, one_arrival_excess
 
 CASES = [(1.0, 0.3, 2.0), (0.2, 1.0, 50.0), (3.0, 5.0, 4.0)]
 

@@ -9,18 +9,22 @@ from tests.privacy.support import a_ledger, a_plan, opened, private_site
 
 import fedpdmc as fp
 from fedpdmc.errors import BudgetSpent, InputError
-from fedpdmc.privacy.account_bounds import (
+from fedpdmc.privacy.accountant import (
+    Sensitivity,
     account_limit,
     arrival_cost,
     best_bound,
+    best_order,
+    gaussian_delta,
+    gaussian_limit,
     inaccuracy_cost,
+    renyi_limit,
     spent_epsilon,
+    tail_delta,
+    tail_exposure,
     usual_ratio,
 )
-from fedpdmc.privacy.accountant import Sensitivity, best_order, renyi_limit
-from fedpdmc.privacy.gaussian_epsilon_delta import gaussian_delta, gaussian_limit
-from fedpdmc.privacy.ledger_entries import BOUNDS, Account, read
-from fedpdmc.privacy.tail_account import tail_delta, tail_exposure
+from fedpdmc.privacy.ledger import BOUNDS, Account, read
 
 CASES = [(0.5, 1e-5), (1.0, 1e-6), (4.0, 1e-5), (8.0, 1e-6)]
 

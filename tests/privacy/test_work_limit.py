@@ -7,15 +7,14 @@ from tests.privacy.support import a_ledger
 
 import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
-from fedpdmc.clocks import follow, private_arrivals
-from fedpdmc.clocks.envelopes import quadratic_rate_bound
+from fedpdmc.clocks import envelopes, follow, private_arrivals
 from fedpdmc.errors import InputError
-from fedpdmc.members.clipping import hold_to_bounds, model_of
+from fedpdmc.members.bounded_records import hold_to_bounds, model_of
 from fedpdmc.members.private_site import chain_secrets
 from fedpdmc.plan import Plan
 from fedpdmc.potentials import Quadratic, Sum
-from fedpdmc.privacy import work_limit
-from fedpdmc.privacy.work_limit import cells, most_passes, steepness
+from fedpdmc.privacy import budget_planning
+from fedpdmc.privacy.budget_planning import cells, most_passes, steepness
 
 N, DIM, RHO, CHAINS = 50, 3, 0.4, 64
 FAMILIES = {
@@ -57,7 +56,7 @@ def test_ceilings_rise_by_no_more_than_the_public_bound_says(tmp_path, family, d
     closest = 0.0
     for far in (0.0, 0.3, 3.0):
         potential, a, v, horizon, count = case(tmp_path / str(far), family, dynamics, far)
-        bound = quadratic_rate_bound.evaluate(dynamics, potential, jnp.asarray(a), jnp.asarray(v), jnp.asarray(v)).bound
+        bound = envelopes.evaluate(dynamics, potential, jnp.asarray(a), jnp.asarray(v), jnp.asarray(v)).bound
         c = (horizon / count)[:, None]
         rise = np.maximum(np.asarray(bound.slope), 0.0) * c + 0.5 * np.asarray(bound.curve) * c * c
         size = np.hypot(a, v) if dynamics.flow.rotating else np.abs(v)
@@ -86,8 +85,8 @@ def test_walks_end_long_before_their_limit(tmp_path, family, dynamics):
 
 
 def test_constants_are_those_of_the_walk():
-    assert work_limit.SLOWEST == private_arrivals.SLOWEST
-    assert work_limit.POSITION_SLACK == quadratic_rate_bound.POSITION_SLACK
+    assert budget_planning.SLOWEST == private_arrivals.SLOWEST
+    assert budget_planning.POSITION_SLACK == envelopes.POSITION_SLACK
 
 
 def test_a_probability_below_that_of_a_walk_that_is_cut_short_is_no_delta():

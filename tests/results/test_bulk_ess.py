@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedpdmc.console.warnings import import_arviz
-from fedpdmc.results.bulk_ess import bulk_ess
+from fedpdmc.results.diagnostics import bulk_ess
 
 
 def draws(chains, n, kind):

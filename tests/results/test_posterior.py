@@ -13,7 +13,7 @@ import fedpdmc as fp
 from fedpdmc.errors import InputError
 from fedpdmc.results import manifest
 from fedpdmc.results.diagnostics import effective_sizes
-from fedpdmc.sampling.communication_cost import message_bytes
+from fedpdmc.sampling.run_cost import message_bytes
 
 RUNS = [default_run, zigzag_run]
 
@@ -157,7 +157,7 @@ def test_summary_says_what_to_do_about_a_posterior_far_from_a_gaussian(monkeypat
 def test_summary_is_a_table():
     post = default_run()
     table = post.summary()
-    assert list(table.columns) == ["mean", "sd", "mcse", "median", "5%", "95%", "ess", "ess_tail", "rhat"]
+    assert list(table.columns) == ["mean", "sd", "mcse", "median", "2.5%", "97.5%", "ess", "ess_tail", "rhat"]
     assert list(table.index) == post.names
     np.testing.assert_array_equal(table["mean"], post.mean())
     np.testing.assert_array_equal(table["sd"], np.sqrt(np.diag(post.cov())))
@@ -179,7 +179,7 @@ def test_summary_has_any_level_the_shortest_interval_and_ratios():
     ratios = post.summary(exp=True)
     assert list(ratios.index) == ["exp(slope)", "exp(other)"]
     np.testing.assert_allclose(
-        ratios[["median", "5%", "95%"]], np.exp(post.summary()[["median", "5%", "95%"]]), rtol=1e-3
+        ratios[["median", "2.5%", "97.5%"]], np.exp(post.summary()[["median", "2.5%", "97.5%"]]), rtol=1e-3
     )
     np.testing.assert_allclose(ratios["mean"], np.exp(flat).mean(0))
 

@@ -9,7 +9,7 @@ import pytest
 
 import fedpdmc as fp
 
-VOID = {"meta", "br", "hr", "img", "link", "input"}
+VOID = {"meta", "br", "wbr", "hr", "img", "link", "input"}
 
 
 class Page(HTMLParser):
@@ -59,7 +59,7 @@ def test_a_report_needs_nothing_else_and_says_what_the_run_was(post, tmp_path):
     for words in ("Trial", "Does it work?", "<a>", "dose & age", f"{post.rounds} rounds", "not differentially private"):
         assert words in page.text
     assert "certified" in page.text and str(post.settings["seed"]) in page.text
-    assert text.count("<svg") == 3 and "prefers-color-scheme: dark" in text and "@media print" in text
+    assert text.count("<svg") == 4 and "prefers-color-scheme: dark" in text and "@media print" in text
     assert "#000000" not in text  # what matplotlib draws in black is in the page's own colour
 
 
@@ -125,7 +125,7 @@ def test_who_walks_the_prior_is_not_a_site(made, tmp_path):
     sites = text[text.index("<h2>Sites") : text.index("<h2>Convergence")]
     assert "<th>w</th>" in sites and "<th>prior</th>" not in sites
     assert f"{int(post.bytes[:3].sum()):,} bytes in all" in sites
-    assert "from records at 3 sites" in text and "prior (coordinator): " in text and "\nw: " in text
+    assert "from records at 3 sites" in text and "\nprior (coordinator): " in text and re.search("\n(n, s, )?w: ", text)
     assert "messages (the coordinator's own for the prior included)" in str(post.summary()).replace("\n", " ")
 
 
@@ -136,37 +136,39 @@ def test_a_site_that_is_named_prior_is_a_site(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("family", "scale", "ratio"),
+    ("family", "kind"),
     [
-        ("logistic", "log odds", "odds ratio"),
-        pytest.param("poisson", "log rates", "rate ratio", marks=pytest.mark.long),
-        ("linear", None, None),
+        ("logistic", "odds ratio"),
+        pytest.param("poisson", "rate ratio", marks=pytest.mark.long),
+        ("linear", "difference in ill"),
     ],
 )
-def test_ratios_prior_and_dropped_records_are_told(family, scale, ratio, tmp_path):
+def test_effects_prior_and_dropped_records_are_told(family, kind, tmp_path):
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"region": np.repeat(["n", "s"], 20), "dose": rng.normal(size=40)})
     frame["ill"] = rng.integers(0, 2, 40)
     frame.loc[3, "dose"] = np.nan
     sites = fp.sites(frame, by="region", formula="ill ~ dose", family=family, missing="drop", standardize=False)
     post = fp.sample(sites, chains=2, duration=6.0, burn_in=1.0, seed=1, progress=False)
-    page = Page(post.report(tmp_path / "study.html", sites=sites).read_text())
-    methods = page.text[page.text.index("The model was") :]
-    assert "1 of 40 records (n 5 %) dropped for a missing value." in methods and "hold 90 % of the posterior" in methods
+    text = post.report(tmp_path / "study.html", sites=sites).read_text()
+    page = Page(text)
+    methods = page.text[page.text.index("Model: ") :]
+    assert "1 of 40 records (n 5 %) dropped for a missing value." in methods and "hold 95 % of the posterior" in methods
     deviation = np.asarray(sites.prior.precision)[1, 1] ** -0.5
     assert "The prior was weakly informative" in methods and f"dose ~ normal(0, {deviation:.3g})" in methods
-    estimates = page.text[page.text.index("Estimates") : page.text.index("Intervals")]
-    if scale is None:
-        assert "log " not in estimates and "ratio" not in estimates
-        return
-    assert f"on the scale of {scale}" in estimates and f"{ratio} (median)" in estimates
-    told = estimates[estimates.index("95 % interval") :].split()
-    assert "Intercept" not in told
-    median, low, _, high = told[told.index("dose") + 1 :][:4]
-    draws = np.exp(post.draws(1000)[..., 1])
+    table = text[text.index(f"<th>{kind} (median)</th>") :].split("</table>")[0]
+    (row,) = re.findall("<tr>(.*?)</tr>", table.split("<tbody>")[1])
+    label, median, interval = re.findall(r"<t[hd](?: data-column=\"[^\"]*\")?>(.*?)</t[hd]>", row)
+    assert label == "dose (+ 1)"
+    draws = post.draws(1000)[..., 1] if family == "linear" else np.exp(post.draws(1000)[..., 1])
     np.testing.assert_allclose(
-        [float(low), float(median), float(high)], np.quantile(draws, [0.025, 0.5, 0.975]), rtol=0.05
+        [float(x) for x in (median, *interval.split(" to "))],
+        np.quantile(draws, [0.5, 0.025, 0.975]),
+        rtol=0.1,
+        atol=0.01,
     )
+    assert "<h3>By site</h3>" in text and text.count('aria-label="forest plot') == 2
+    assert "<td>" not in text.split("<h2>Fit")[0]  # every cell knows its column, so that rows can wrap
 
 
 def test_plots_are_arviz_plots(post):
@@ -175,7 +177,7 @@ def test_plots_are_arviz_plots(post):
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    for plot in (post.plot_forest, post.plot_trace, post.plot_pairs):
+    for plot in (post.plot_trace, post.plot_pairs):
         axes = np.ravel(plot())
         assert axes.size and all(hasattr(one, "figure") for one in axes)
     plt.close("all")

@@ -8,13 +8,13 @@ import pytest
 from tests.support import default_run
 
 import fedpdmc as fp
-from fedpdmc.results.bulk_ess import tail_ess
 from fedpdmc.results.diagnostics import (
     diagnose,
     effective_sizes,
     monte_carlo_error,
     nested_rhat,
     quantile_errors,
+    tail_ess,
     wide_chains,
 )
 from fedpdmc.results.verdict import ConvergenceWarning, judge

@@ -7,7 +7,7 @@ from tests.support import SHORT, hospitals, logistic_site, prior
 import fedpdmc as fp
 from fedpdmc import models
 from fedpdmc.errors import InputError
-from fedpdmc.sampling.engines.chunked import CompiledEngine
+from fedpdmc.sampling.engines.compiled_loop import CompiledEngine
 
 NAN = float("nan")
 X, LABELS = np.arange(8.0).reshape(4, 2), [0, 1, 1, 0]

@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 
 import fedpdmc as fp
-from fedpdmc.bent_coordinates import Bend, bent, steepness, straight
 from fedpdmc.errors import InputError
 from fedpdmc.sampling.bent_spreads import AWAY, Profile, bendable, check_bend
-from fedpdmc.sampling.constraints import walls_of
+from fedpdmc.sampling.defaults import walls_of
 from fedpdmc.sampling.mode_search import Point
-from fedpdmc.whitening import Reference
+from fedpdmc.whitening import Bend, Reference, bent, steepness, straight
 
 WIDE = np.linspace(-40, 12, 52001)
 

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from fedpdmc.results.verdict import STOP_ESS_PER_CHAIN
-from fedpdmc.sampling.block_length import DEFAULT_ESS, ess_to_reach
+from fedpdmc.sampling.driver import DEFAULT_ESS, ess_to_reach
 
 
 def test_open_chains_go_on_until_they_can_be_judged():

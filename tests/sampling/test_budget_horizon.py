@@ -4,10 +4,9 @@ import pytest
 
 import fedpdmc as fp
 from fedpdmc.errors import BudgetSpent
-from fedpdmc.privacy.account_status import AccountStatus
-from fedpdmc.privacy.accountant import Sensitivity
-from fedpdmc.sampling.budget_horizon import Pace
+from fedpdmc.privacy.accountant import AccountStatus, Sensitivity
 from fedpdmc.sampling.coordinator import State
+from fedpdmc.sampling.private_run import BudgetHorizon
 
 
 def account(site, remaining):
@@ -27,7 +26,7 @@ def test_a_run_that_fits_never_runs_out_however_often_sites_object(sites):
     # One site rings, far more often than its excess rate says, and all others are watched to the end of the plan.
     rng, chains, end = np.random.default_rng(sites), 5, 4.0
     left = np.full(sites, 1.06 * chains * end)
-    pace = Pace(fp.ZigZag(), 2, lambda: [account(str(m), left[m]) for m in range(sites)], 0.0)
+    pace = BudgetHorizon(fp.ZigZag(), 2, lambda: [account(str(m), left[m]) for m in range(sites)], 0.0)
     assert pace.longest(chains)[0] >= end
     pace.promised = end
     t, rounds, events = np.zeros(chains), 0, 0
@@ -48,7 +47,7 @@ def test_a_run_that_fits_never_runs_out_however_often_sites_object(sites):
 
 
 def test_what_does_not_fit_is_not_planned():
-    pace = Pace(fp.ZigZag(), 2, lambda: [account("a", 3.0), account("b", 9.0)], 0.0)
+    pace = BudgetHorizon(fp.ZigZag(), 2, lambda: [account("a", 3.0), account("b", 9.0)], 0.0)
     fits, name = pace.longest(4)
     assert name == "a" and fits == pytest.approx(3.0 / (1.05 * 4))
     with pytest.raises(BudgetSpent):
@@ -57,7 +56,7 @@ def test_what_does_not_fit_is_not_planned():
 
 
 def test_plans_are_short_enough_for_losing_arrivals_to_cost_little():
-    pace = Pace(fp.ZigZag(), 2, lambda: [account(str(m), 1e9) for m in range(10)], 0.0)
+    pace = BudgetHorizon(fp.ZigZag(), 2, lambda: [account(str(m), 1e9) for m in range(10)], 0.0)
     assert np.asarray(pace(state(np.zeros(4)), 10.0))[0] == pytest.approx(1 / (10 * 2 * 0.5))
     # Where sites object more often than their excess rates say, plans follow.
     busy = np.asarray(pace(state(np.full(4, 1.0), events=100), 10.0))[0]

@@ -9,11 +9,10 @@ from tests.support import hospitals, logistic_site
 import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import BoundViolation, NotFinite
-from fedpdmc.sampling import factory
-from fedpdmc.sampling.communication_cost import message_bytes
-from fedpdmc.sampling.engines import compiled_gaussian, compiled_loop
+from fedpdmc.sampling.engines import compiled_loop
+from fedpdmc.sampling.engines.base import raise_faults
 from fedpdmc.sampling.engines.compiled_loop import run_chunk
-from fedpdmc.sampling.engines.faults import raise_faults
+from fedpdmc.sampling.run_cost import message_bytes
 
 ENDS = (3.0, 8.0)
 
@@ -50,7 +49,7 @@ def test_the_compiled_loop_does_what_plain_rounds_do(kind, monkeypatch):
 
 @pytest.mark.parametrize(("prior_at", "dense"), [("coordinator", False), ("sites", False), ("sites", True)])
 @double_precision
-def test_rounds_without_thinning_do_what_plain_rounds_do(prior_at, dense):
+def test_clocks_in_closed_form_do_what_plain_rounds_do(prior_at, dense):
     rng = np.random.default_rng(2)
 
     def model(n):
@@ -59,8 +58,6 @@ def test_rounds_without_thinning_do_what_plain_rounds_do(prior_at, dense):
 
     sites = [fp.Site(model(n), name=str(n)) for n in (9, 4, 1)]
     chosen = method(fp.ZigZag(), sites=sites, prior_at=prior_at, chains=8)
-    groups = factory.local_federation(chosen).groups
-    assert compiled_gaussian.applies(groups, factory.coordinator(chosen))
     skeleton, run = compiled(chosen, ENDS)
     other, rounds = plain(chosen, ENDS)
     assert skeleton.packed and other.packed
@@ -79,32 +76,6 @@ def assert_same_bits(chosen):
     for one, two in zip(skeleton, other, strict=True):
         np.testing.assert_array_equal(one, two)
     assert 0 < run.passes.sum() and run.rounds == rounds.rounds
-
-
-@pytest.mark.parametrize("kind", ["zigzag", pytest.param("far", marks=pytest.mark.long)])
-def test_polynomials_do_what_plain_rounds_do(kind):
-    """The records give the same bits whether they are asked for one chain or for several that wait."""
-    sites = [logistic_site("large", 300)]
-    init = None if kind == "zigzag" else 6 * np.random.default_rng(0).normal(size=(16, 2))
-    chosen = method(KINDS["zigzag"], sites=sites, chains=16, init=init)
-    assert all(group.clock.name == "RecordPolynomial" for group in start(chosen).federation.groups)
-    assert_same_bits(chosen)
-
-
-def skewed(x, data):
-    u = jnp.exp(0.4 * x[1]) * (data - 0.3 * x[0])
-    return jnp.sum(jnp.exp(u) - 0.4 * x[1] - u)
-
-
-@pytest.mark.long
-def test_polynomials_of_programs_do_what_plain_rounds_do():
-    """The program gives the same bits whether it is asked for one chain or for several that wait, or gives the bound."""
-    sites = [fp.Site(skewed, data=np.linspace(-1.5, 0.8, n), name=str(n)) for n in (8, 5)]
-    chosen = method(KINDS["zigzag"], sites=sites, chains=16, init=3 * np.random.default_rng(0).normal(size=(16, 2)))
-    # These clocks are for long runs.
-    chosen = chosen.replace(chain_time=np.inf)
-    assert all(group.clock.name == "FlipPolynomial" for group in start(chosen).federation.groups)
-    assert_same_bits(chosen)
 
 
 def kinked(x, data):

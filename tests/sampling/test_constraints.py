@@ -7,7 +7,7 @@ from tests.support import logistic_site
 
 import fedpdmc as fp
 from fedpdmc.errors import InputError
-from fedpdmc.sampling.constraints import check_constraints, start_inside, walls_of
+from fedpdmc.sampling.defaults import check_constraints, start_inside, walls_of
 
 LIMITS = (np.array([[2.0, 0.0]]), np.array([1.0]))
 

@@ -19,7 +19,7 @@ from tests.support import ZIGZAG, default_run, hospitals, logistic_site, prior, 
 import fedpdmc as fp
 from fedpdmc.errors import InputError
 from fedpdmc.results import manifest
-from fedpdmc.sampling.same_sites import site_fingerprint
+from fedpdmc.sampling.run_state_arrays import site_fingerprint
 
 RUNS = {
     "boomerang": default_run,

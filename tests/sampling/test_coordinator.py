@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from tests.support import states
 
-from fedpdmc.dynamics import QUARTER, Boomerang, BouncyParticle, FactorisedBoomerang, Turn, ZigZag
-from fedpdmc.dynamics.quarter_turns import first_waits
+from fedpdmc.dynamics import QUARTER, Boomerang, BouncyParticle, FactorisedBoomerang, Turn, ZigZag, first_waits
 from fedpdmc.plan import Arrival
 from fedpdmc.potentials import Quadratic
 from fedpdmc.sampling.coordinator import JUMPED, NOTHING, REFRESHED, Coordinator, PublicKeys, State

@@ -15,7 +15,7 @@ from fedpdmc.members.run_coordinates import choose_clock
 from fedpdmc.sampling import factory
 from fedpdmc.sampling.arguments import Settings
 from fedpdmc.sampling.defaults import SECOND_RUN, choose, on_lines, usual_chains, usual_segments
-from fedpdmc.sampling.engines.chunked import CompiledEngine
+from fedpdmc.sampling.engines.compiled_loop import CompiledEngine
 from fedpdmc.sampling.engines.rounds import RoundsEngine
 from fedpdmc.sampling.vb_reference import Tails
 

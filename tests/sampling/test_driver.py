@@ -8,9 +8,8 @@ from tests.support import ZIGZAG, logistic_site, short_run
 from fedpdmc.console.progress import Display
 from fedpdmc.dynamics import QUARTER
 from fedpdmc.errors import InputError, LimitReached
-from fedpdmc.results.run_state import RunState
-from fedpdmc.sampling.block_length import Goal, first_length, next_length, pieces
-from fedpdmc.sampling.driver import Sampler
+from fedpdmc.results.path_store import RunState
+from fedpdmc.sampling.driver import Goal, Sampler, first_length, next_length, pieces
 from fedpdmc.sampling.engines.base import BlockMemory
 
 pytestmark = pytest.mark.usefixtures("double")

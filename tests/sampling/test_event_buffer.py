@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedpdmc.sampling.coordinator import Knots
-from fedpdmc.sampling.engines.event_buffer import Record
+from fedpdmc.sampling.coordinator import RoundKnots
+from fedpdmc.sampling.engines.compiled_loop import Record
 
 pytestmark = pytest.mark.usefixtures("double")
 
@@ -47,7 +47,7 @@ def test_rounds_are_written_row_by_row(dim, signs):
     found = Record.empty(ROWS, CHAINS, dim, SEGMENTS, signs)
     for row in range(3):
         valid = jnp.ones((CHAINS, SEGMENTS), bool)
-        found = found.written(Knots(*(jnp.asarray(x[row]) for x in (t, a, v)), valid), jnp.asarray(row))
+        found = found.written(RoundKnots(*(jnp.asarray(x[row]) for x in (t, a, v)), valid), jnp.asarray(row))
     chunk = found.chunk(3)
     assert chunk.packed is signs and chunk.valid.all()
     for kept, made in ((chunk.t, t), (chunk.a, a), (chunk.v, v)):

@@ -10,24 +10,22 @@ from tests.support import hospitals, logistic_site, prior
 
 import fedpdmc as fp
 from fedpdmc._jax.random_streams import chain_keys
-from fedpdmc.clocks import dense_settings
+from fedpdmc.clocks import choose, dense
 from fedpdmc.clocks.dense import DenseClock
-from fedpdmc.dynamics.quarter_turns import turn_velocities
-from fedpdmc.dynamics.walls import Walls
+from fedpdmc.dynamics import Walls, turn_velocities
 from fedpdmc.sampling.coordinator import Coordinator
 from fedpdmc.sampling.engines import lockstep
-from fedpdmc.sampling.engines.chunked import CompiledEngine
-from fedpdmc.sampling.engines.lockstep_blocks import LockstepEngine
+from fedpdmc.sampling.engines.compiled_loop import CompiledEngine
+from fedpdmc.sampling.engines.lockstep import LockstepEngine
 
 CHAINS = 32
 RUN = {"chains": CHAINS, "burn_in": 1.0, "seed": 5, "progress": False, "reference": "laplace", "control": "quadratic"}
 
 
 @pytest.fixture(autouse=True)
-def dense(monkeypatch):
+def only_dense(monkeypatch):
     """Every other clock is too dear."""
-    dear = dense_settings.PRICES["cpu"]._replace(time=1e15)
-    monkeypatch.setitem(dense_settings.PRICES, "cpu", dear)
+    monkeypatch.setattr(choose, "best_setting", lambda *args: dense.best_setting(*args)._replace(cost=0.0))
 
 
 def run(duration=6.0, sites=None, **options):
@@ -71,7 +69,7 @@ def test_how_chunks_are_cut_changes_no_bit(monkeypatch):
 def test_chunks_that_run_ahead_change_no_bit(monkeypatch, filled):
     whole = run()
     monkeypatch.setattr(LockstepEngine, "_runs_ahead", True)
-    monkeypatch.setattr("fedpdmc.sampling.engines.accelerator_memory.filled_share", lambda: filled)
+    monkeypatch.setattr("fedpdmc.sampling.engines.lockstep.filled_share", lambda: filled)
     monkeypatch.setattr(CompiledEngine, "_pace", lambda self, seconds, used: setattr(self, "limit", 3))
     ahead = run()
     assert ahead._run.engine._ahead is not None
@@ -103,18 +101,6 @@ def test_sites_with_seeds_of_their_own_draw_by_themselves():
     assert type(run(sites=[seeded], duration=2.0)._run.engine) is CompiledEngine
     few = run(sites=sites, duration=2.0, chains=4)
     assert type(few._run.engine) is CompiledEngine
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")
-def test_a_site_whose_function_jumps_keeps_all_from_lockstep():
-    """Its jumps are events of its own clock, which the curves of records do not know."""
-    step = fp.Site(
-        lambda x, data: jnp.where(x[0] > data["level"], 0.5, 0.0), data={"level": np.array(0.1)}, name="step"
-    )
-    post = run(duration=1.0, sites=[*hospitals(), step], chains=4)
-    assert type(post._run.engine) is CompiledEngine and post.certified
-    known = next(entry["continuity"] for entry in post.certificate if entry["site"] == "step")
-    assert known == "shown where no compared values are equal"
 
 
 def test_a_coordinator_with_events_of_its_own_does_not_suit():

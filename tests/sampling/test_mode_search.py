@@ -9,7 +9,7 @@ from tests.zoo import CASES
 import fedpdmc as fp
 from fedpdmc.errors import ImproperPosterior, InputError, ModeNotFound, NoMode
 from fedpdmc.sampling import mode_search
-from fedpdmc.sampling.sign_check import check_rays
+from fedpdmc.sampling.mode_search import check_rays
 from fedpdmc.study import parse_study
 
 RNG = np.random.default_rng(1)

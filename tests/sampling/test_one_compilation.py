@@ -10,7 +10,7 @@ from fedpdmc._jax import by_numpy
 from fedpdmc.members.run_coordinates import Opening, open_site
 from fedpdmc.potentials import Program
 from fedpdmc.potentials.padding import Padded, bucket
-from fedpdmc.sampling.sites_and_prior import resolve_members
+from fedpdmc.sampling.arguments import resolve_members
 
 COMPILED = []
 

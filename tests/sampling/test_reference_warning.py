@@ -9,7 +9,7 @@ import pytest
 import fedpdmc as fp
 from fedpdmc.console.progress import Tick
 from fedpdmc.sampling.defaults import SECOND_RUN
-from fedpdmc.sampling.reference_warning import LATENT_REMEDY, Distance, Unsuitable
+from fedpdmc.sampling.run_cost import LATENT_REMEDY, Distance, Unsuitable
 
 FAR = "The posterior is far from its reference: .*ZigZag"
 WIDE = fp.models.normal_prior(1, scale=100.0)
@@ -50,9 +50,9 @@ def truth_of_separable(scale=100.0):
 def test_the_burn_in_decides_for_lines_where_rotations_are_unsuitable(monkeypatch):
     """Nothing that the decision saw is kept, nor any of its random numbers: the draws are exact."""
     # As where rays tell nothing beforehand.
-    monkeypatch.setattr("fedpdmc.sampling.expected_event_rate.site_event_rate", lambda *_: None)
-    monkeypatch.setattr("fedpdmc.sampling.expected_event_rate.flattest_tail", lambda *_: ("", np.inf))
-    monkeypatch.setattr("fedpdmc.sampling.reference_warning.LINES_EVENTS", 0.45)
+    monkeypatch.setattr("fedpdmc.sampling.run_cost.site_event_rate", lambda *_: None)
+    monkeypatch.setattr("fedpdmc.sampling.run_cost.flattest_tail", lambda *_: ("", np.inf))
+    monkeypatch.setattr("fedpdmc.sampling.run_cost.LINES_EVENTS", 0.45)
     post = fp.sample([separable()], WIDE, seed=1, progress=False)
     assert isinstance(post.dynamics, fp.ZigZag) and "Zig-Zag was chosen in the burn-in" in post.settings["chosen"]
     assert post.settings["chosen"] in post.summary().notes and post.verdict.converged

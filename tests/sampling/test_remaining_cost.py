@@ -7,8 +7,8 @@ import pytest
 from tests.support import hospitals, prior
 
 import fedpdmc as fp
-from fedpdmc.console.screens import PlainScreen, View
-from fedpdmc.sampling.remaining_cost import CostEstimate, rounds_ahead
+from fedpdmc.console.progress import PlainScreen, View
+from fedpdmc.sampling.run_cost import CostEstimate, rounds_ahead
 from fedpdmc.study import parse_study
 
 

@@ -10,8 +10,8 @@ from tests.support import ZIGZAG, default_run, hospitals, prior, short_run, zigz
 import fedpdmc as fp
 from fedpdmc.errors import InputError
 from fedpdmc.results import skeleton
-from fedpdmc.sampling import block_length, driver
-from fedpdmc.sampling.engines import chunked
+from fedpdmc.sampling import driver
+from fedpdmc.sampling.engines import compiled_loop
 from fedpdmc.sampling.vb_reference import vb
 
 RUN = {"dynamics": ZIGZAG, "burn_in": 1.0}
@@ -24,14 +24,14 @@ def assert_same_paths(one, other):
 
 def interrupt(monkeypatch, after):
     """Press Ctrl-C when all chains have passed a process time."""
-    real = chunked._run_chunk
+    real = compiled_loop._run_chunk
 
     def chunk(groups, coordinator, keys, progress, *rest):
         if float(np.min(np.asarray(progress.state.t))) >= after:
             raise KeyboardInterrupt
         return real(groups, coordinator, keys, progress, *rest)
 
-    monkeypatch.setattr(chunked, "_run_chunk", chunk)
+    monkeypatch.setattr(compiled_loop, "_run_chunk", chunk)
 
 
 @pytest.mark.parametrize(("make", "end"), [(default_run, 8.0), (zigzag_run, 10.0)])
@@ -102,7 +102,7 @@ def test_a_run_in_two_parts_is_the_run_in_one_where_the_blocks_agree():
 
 
 def test_an_interrupt_drops_the_unfinished_block(monkeypatch):
-    monkeypatch.setattr(block_length, "PLANS_PER_BLOCK", 50)
+    monkeypatch.setattr(driver, "PLANS_PER_BLOCK", 50)
     first = zigzag_run()
     whole = first.extend(duration=200.0, progress=False)
     interrupt(monkeypatch, after=100.0)
@@ -125,9 +125,9 @@ def test_what_is_drawn_is_kept_however_many_effective_samples_were_asked_for(mon
     # A Ctrl-C is seen between two chunks.
     assert part.duration in (100.0, 150.0)
     open_method = method(dynamics=fp.Boomerang(refresh="quarter-turns"), reference="laplace")
-    assert block_length.joined_block(open_method, None, 1e7) == block_length.MOST_BLOCK
-    assert block_length.first_block(open_method, None, 1e7) > block_length.MOST_BLOCK
-    assert block_length.joined_block(open_method, 7.0, None) == 7.0
+    assert driver.joined_block(open_method, None, 1e7) == driver.MOST_BLOCK
+    assert driver.first_block(open_method, None, 1e7) > driver.MOST_BLOCK
+    assert driver.joined_block(open_method, 7.0, None) == 7.0
 
 
 def test_an_interrupt_in_the_first_block_leaves_nothing_new(monkeypatch):

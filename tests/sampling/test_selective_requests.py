@@ -7,7 +7,7 @@ import pytest
 import fedpdmc as fp
 from fedpdmc.clocks import Path
 from fedpdmc.plan import Arrival
-from fedpdmc.sampling.engines.selective_requests import Request, decide, first_difference, path_since
+from fedpdmc.sampling.engines.one_round import LastRequest, decide, first_difference, path_since
 
 pytestmark = pytest.mark.usefixtures("double")
 
@@ -62,7 +62,7 @@ def test_the_rest_of_a_path_starts_where_it_should():
 )
 def test_an_arrival_stands_if_it_comes_by_the_first_difference(time, rang, ask, since):
     old, new = line((1, 4)), line((1, 2), (-1, 3))
-    request = Request(old, chain(0.0), old, chain(0.0))
+    request = LastRequest(old, chain(0.0), old, chain(0.0))
     decision = decide(request, Arrival(chain(time), jnp.array([rang]), jnp.array([0])), new, chain(5.0))
     assert bool(decision.ask[0]) is ask
     if since is not None:
@@ -71,7 +71,7 @@ def test_an_arrival_stands_if_it_comes_by_the_first_difference(time, rang, ask, 
 
 def test_a_site_is_asked_from_where_its_path_ended_and_not_at_all_if_nothing_is_left():
     old, new = line((1, 4)), line((1, 9))
-    request = Request(old, chain(-1.0), old, chain(0.0))
+    request = LastRequest(old, chain(-1.0), old, chain(0.0))
     silent = Arrival(chain(4.0), jnp.array([False]), jnp.array([0]))
     decision = decide(request, silent, new, chain(9.0))
     assert bool(decision.ask[0]) and float(decision.since[0]) == 3.0
@@ -81,7 +81,7 @@ def test_a_site_is_asked_from_where_its_path_ended_and_not_at_all_if_nothing_is_
 def test_silence_that_was_learnt_before_is_not_forgotten():
     """Asked from 3 on, a site whose path then changes at 1 is asked from 1, and one whose path stays is not asked again."""
     path = line((1, 3), (-1, 2))
-    request = Request(path, chain(-0.5), path_since(fp.ZigZag(), path, chain(3.0)), chain(3.0))
+    request = LastRequest(path, chain(-0.5), path_since(fp.ZigZag(), path, chain(3.0)), chain(3.0))
     arrival = Arrival(chain(0.7), jnp.array([True]), jnp.array([0]))
     stays = decide(request, arrival, line((1, 2.5), (-1, 2)), chain(4.5))
     assert not bool(stays.ask[0])

@@ -7,7 +7,7 @@ from tests.support import hospitals, logistic_site, prior
 
 import fedpdmc as fp
 from fedpdmc.errors import InputError
-from fedpdmc.sampling.sites_and_prior import check_prior, check_sites, problem_dim, resolve_members
+from fedpdmc.sampling.arguments import check_prior, check_sites, problem_dim, resolve_members
 
 
 def quartic(x, data):

@@ -9,10 +9,14 @@ from tests.support import logistic_site, prior
 
 import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
+from fedpdmc.sampling import factory
+from fedpdmc.sampling.arguments import Settings
+from fedpdmc.sampling.defaults import SLOW_LINES_BURN_IN, choose, other_modes
 from fedpdmc.sampling.laplace_reference import linear_control
-from fedpdmc.sampling.other_modes import other_modes
+from fedpdmc.sampling.mode_search import potential_values
+from fedpdmc.sampling.run_cost import replace_if_unsuited
 from fedpdmc.sampling.run_state_arrays import pack_reference, unpack_reference
-from fedpdmc.sampling.vb_reference import MOST_TAIL, Tails, vb
+from fedpdmc.sampling.vb_reference import MOST_TAIL, Tails, search_vb, vb
 
 NORMAL = fp.models.normal_prior(2, scale=5.0)
 
@@ -116,6 +120,51 @@ def test_the_reference_reaches_as_far_as_a_curved_ridge(monkeypatch):
     assert falls > rises + 6.0
 
 
+@double_precision
+def test_chains_start_where_rates_are_finite_on_a_posterior_unlike_its_mode(monkeypatch):
+    # One death among twenty: averages of the double exponential over the Gaussian do not settle.
+    rng = np.random.default_rng(61)
+    X = np.c_[np.ones(20), rng.integers(0, 2, 20)]
+    time, limit = np.exp(X @ [1.0, 0.5] + 0.6 * np.log(rng.exponential(size=20))), rng.exponential(0.35, 20)
+
+    def value(x, data):
+        X, time, died = data
+        z = (jnp.log(time) - X @ x[:2]) * jnp.exp(-x[2])
+        return jnp.sum(jnp.exp(z) - died * (z - x[2]))
+
+    site = fp.Site(value, data=(X, np.minimum(time, limit), (time <= limit) * 1.0), name="one")
+    method = choose(Settings(sites=[site], prior=fp.models.normal_prior(3, scale=2.5), ess=1000, seed=1))
+    potential = method.own_sites[0].potential
+    assert method.unsettled
+
+    def highest():
+        points = method.reference.to_x(np.asarray(factory.start_state(method).a))
+        return float(np.max(potential_values(potential, points)))
+
+    lowest = float(potential.value(jnp.asarray(method.reference.center)))
+    assert highest() < lowest + factory.HIGHEST_START + 4
+    monkeypatch.setattr(factory, "HALVINGS", 0)
+    assert highest() > lowest + 1e6
+
+
+def few_events():
+    """Weibull times of which 27 in 30 are censored."""
+    rng, died = np.random.default_rng(241), np.zeros(30)
+    died[[2, 9, 20]] = 1
+    arrays = np.c_[np.ones(30), np.arange(30) % 2], rng.uniform(0.5, 3.0, 30), died
+    return [fp.Site(fp.models.weibull(*(x[k::2] for x in arrays)), name=f"site{k}") for k in range(2)]
+
+
+@double_precision
+def test_lines_on_a_reference_that_did_not_settle_have_a_longer_burn_in_than_turns():
+    lines = replace_if_unsuited(
+        choose(Settings(sites=few_events(), prior=fp.models.normal_prior(3, scale=2.5), ess=1000))
+    )
+    turns = lines.replace(dynamics=fp.Boomerang())
+    assert lines.unsettled and lines.chosen
+    assert lines.burn_in(None, None) == SLOW_LINES_BURN_IN > 3 * turns.burn_in(None, None)
+
+
 def test_a_prior_that_is_a_site_has_no_share():
     value = lambda x: 0.5 * jnp.sum(x**2) / 25  # noqa: E731
     post = fp.sample(arms(), value, duration=1.0, burn_in=1.0, chains=4, seed=1, progress=False)
@@ -139,6 +188,44 @@ def test_a_distant_mode_is_found_and_named_and_nothing_is_converged():
     (mode,) = post.settings["modes"]
     assert abs(abs(mode["at"][0]) - 9 / 1.01) < 0.1 and 0.4 < mode["share"] < 0.6
     assert not post.verdict and "another mode at x0 = " in str(post.verdict) and "one mode" in post.verdict.remedies[-1]
+
+
+def test_another_mode_of_a_model_file_is_found():
+    function = lambda x, row: (  # noqa: E731
+        -jnp.logaddexp(-0.5 * (x["m"] - 9.0) ** 2, -0.5 * (x["m"] + 9.0) ** 2) + 0.5 * (x["b"] - row["y"]) ** 2
+    )
+    model = fp.Model(function, title="two modes", parameters=["m", "b"], columns={"y": "real"})
+    normal = fp.models.normal_prior(2, scale=10.0)
+    site = fp.Site(model.of({"y": [0.0]}), name="one")
+    (mode,), rounds = other_modes([site], normal, vb([site], normal))
+    assert abs(abs(mode["at"][0]) - 9 / 1.01) < 0.1 and 0 < rounds <= 8
+
+
+def test_a_tail_on_one_side_is_seen_where_the_mean_curvature_is_that_of_the_mode(monkeypatch):
+    value = lambda x, data: 0.6 * x[0] + jnp.exp(data[0] - x[0]) + (x[1] - x[0] / 2) ** 2  # noqa: E731
+    site, normal = fp.Site(value, data=np.zeros(1), name="one"), fp.models.normal_prior(2, scale=30.0)
+    assert vb([site], normal).starts is not None
+    # Over a network, where it is guessed, too.
+    guessed = search_vb([site], normal, 1e-3, None, None, None, points=12)[0]
+    assert guessed.starts is not None and guessed.narrow is None
+    # The change of curvature alone does not show it.
+    monkeypatch.setattr("fedpdmc.sampling.vb_reference.UNSEEN", np.inf)
+    assert search_vb([site], normal, 1e-3, None, None, None, points=12)[0].starts is None
+    monkeypatch.setattr("fedpdmc.sampling.vb_reference.SHIFTED_EACH", 1.0)
+    assert vb([site], normal).starts is None
+
+
+@double_precision
+def test_the_reference_reaches_to_where_a_half_normal_tail_ends():
+    # No event of the reference arm: the intercept and the effect have the prior's tail together.
+    counts = ((0, 15), (9, 60))
+    X = np.concatenate([np.tile([1.0, k], (n, 1)) for k, (_, n) in enumerate(counts)])
+    y = np.concatenate([np.arange(n) < events for events, n in counts]).astype(float)
+    reference = vb([fp.Site(fp.models.logistic(X, y), name="one")], fp.models.normal_prior(2, scale=20.0))
+    sd = np.sqrt(np.sum(np.asarray(reference.matrix) ** 2, 1))
+    # Along the tail the posterior is a normal density with these standard deviations, cut off.
+    np.testing.assert_array_less(0.75 * 20 / np.sqrt(2), sd)
+    assert reference.narrow is None
 
 
 def test_one_mode_is_one_and_families_are_not_searched():

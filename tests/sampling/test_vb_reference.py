@@ -13,7 +13,7 @@ from fedpdmc.members.run_coordinates import Opening, choose_clock
 from fedpdmc.members.site import own_part
 from fedpdmc.potentials import LinearPredictor
 from fedpdmc.sampling import vb_reference
-from fedpdmc.sampling.expected_event_rate import site_event_rate
+from fedpdmc.sampling.run_cost import site_event_rate
 from fedpdmc.sampling.run_state_arrays import pack_reference, unpack_reference
 from fedpdmc.sampling.vb_reference import SETTLED, Tails, vb
 

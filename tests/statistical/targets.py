@@ -25,13 +25,14 @@ DENSE = np.array([[0.7, 0.0], [-0.3, 0.5]])
 
 
 class Records(NamedTuple):
-    """``U(x) = Σ_i ℓ(ξ_i·x + o_i; y_i)`` in plain NumPy."""
+    """``U(x) = Σ_i w_i ℓ(ξ_i·x + o_i; y_i)`` in plain NumPy."""
 
     loss: str
     design: np.ndarray
     response: np.ndarray
     offset: np.ndarray
     scale: np.ndarray
+    weight: np.ndarray | float = 1.0
 
     def potential(self, x: np.ndarray) -> np.ndarray:
         """``U`` at points of shape (..., d)."""
@@ -46,7 +47,7 @@ class Records(NamedTuple):
                 terms = np.exp(z) - y * z
             case _:
                 terms = (DF + 1) / 2 * np.log(1 + ((z - y) / s) ** 2 / DF)
-        return terms.sum(-1)
+        return (self.weight * terms).sum(-1)
 
     def gradient(self, x: np.ndarray) -> np.ndarray:
         """``∇U`` at points of shape (..., d)."""
@@ -61,7 +62,7 @@ class Records(NamedTuple):
                 slope = np.exp(z) - y
             case _:
                 slope = (DF + 1) * (z - y) / (DF * s**2 + (z - y) ** 2)
-        return slope @ self.design
+        return (self.weight * slope) @ self.design
 
 
 def records(loss: str, design, response, offset=0.0, scale=1.0) -> Records:
@@ -248,6 +249,28 @@ def target(model: str, sites: int) -> Target:
 def truth(model: str, sites: int) -> Truth:
     """Its posterior on a grid."""
     return on_grid(target(model, sites))
+
+
+def weighted() -> Target:
+    """Records with weights, some of them zero: events among trials, counts, Student-t and Gaussian noise."""
+    rng, members = np.random.default_rng(9), []
+    for kind, n in (("logistic", 9), ("poisson", 6), ("student", 4), ("gaussian", 7)):
+        X, w = _design(rng, n), np.round(rng.exponential(1.2, n), 2) * (np.arange(n) != 2)
+        y = rng.poisson(1.5, n).astype(float) if kind == "poisson" else X @ [0.5, 0.9] + rng.normal(size=n)
+        if kind == "logistic":
+            trials = rng.integers(0, 6, n)
+            y = rng.binomial(trials, 1 / (1 + np.exp(-X @ [0.8, 1.5]))).astype(float)
+            own = records(kind, X, y / np.maximum(trials, 1))._replace(weight=w * trials)
+            members.append(Member(own, fp.models.logistic(X, y, trials=trials, weights=w)))
+            continue
+        scale = {"poisson": 1.0, "student": T_SCALE, "gaussian": LINEAR_SCALE}[kind]
+        build = {
+            "poisson": fp.models.poisson,
+            "student": lambda X, y, weights: fp.models.student_t(X, y, df=DF, scale=T_SCALE, weights=weights),
+            "gaussian": lambda X, y, weights: fp.models.linear(X, y, LINEAR_SCALE, weights=weights),
+        }[kind]
+        members.append(Member(records(kind, X, y, scale=scale)._replace(weight=w), build(X, y, weights=w)))
+    return Target(tuple(members))
 
 
 def mixed() -> Target:

@@ -6,14 +6,14 @@ import pytest
 from tests.statistical import test_dense
 from tests.statistical.checks import ALPHA, CHAINS, assert_exact, compare
 from tests.statistical.targets import target, truth
-from tests.statistical.test_dense import dense  # noqa: F401 (a fixture)
+from tests.statistical.test_dense import only_dense  # noqa: F401 (a fixture)
 
 import fedpdmc as fp
-from fedpdmc.clocks import walking
-from fedpdmc.dynamics.jumps import draw_bounce
+from fedpdmc.clocks import base
+from fedpdmc.dynamics import draw_bounce
 from fedpdmc.errors import InputError
 from fedpdmc.sampling.engines import lockstep
-from fedpdmc.sampling.engines.lockstep_blocks import LockstepEngine
+from fedpdmc.sampling.engines.lockstep import LockstepEngine
 
 MODEL, SITES = "poisson", 3
 
@@ -62,11 +62,11 @@ def traced_anew():
 
 @pytest.mark.parametrize("wrong", [wrong_radius, wrong_sign])
 def test_wrong_kernels_are_caught(monkeypatch, wrong):
-    monkeypatch.setattr(walking, "draw_bounce", wrong)
+    monkeypatch.setattr(base, "draw_bounce", wrong)
     assert np.min(compare(sampled(dynamics=traced_anew()), truth(MODEL, SITES)).p) < ALPHA
 
 
-def test_dense_clocks_in_lockstep_are_exact(dense, monkeypatch):  # noqa: F811
+def test_dense_clocks_in_lockstep_are_exact(only_dense, monkeypatch):  # noqa: F811
     post, found = test_dense.sampled("logistic", 3, bounce="draw")
     assert isinstance(post._run.engine, LockstepEngine) and post._run.engine.coordinator.dynamics.draws
     assert_exact(post, found)

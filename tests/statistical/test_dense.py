@@ -1,5 +1,6 @@
 """Dense clocks: compensators at arrivals are Exp(1), and posteriors of the lockstep engine are those on a grid."""
 
+import dataclasses
 import functools
 
 import equinox as eqx
@@ -15,11 +16,13 @@ import fedpdmc as fp
 from fedpdmc._jax.compilation import compiled
 from fedpdmc._jax.precision import double_precision
 from fedpdmc._jax.random_streams import chain_keys
-from fedpdmc.clocks import answer, choose_lockstep, dense_settings
-from fedpdmc.clocks.dense_settings import Setting, dense_clocks
+from fedpdmc.clocks import SegmentClock, answer, choose, dense
+from fedpdmc.clocks.choose import third_order
+from fedpdmc.clocks.dense import Setting, cubic_clock, dense_clocks
+from fedpdmc.clocks.thinning import ThirdOrder
 from fedpdmc.errors import BoundViolation
 from fedpdmc.plan import Plan
-from fedpdmc.sampling.engines.lockstep_blocks import LockstepEngine
+from fedpdmc.sampling.engines.lockstep import LockstepEngine
 
 SIZES = {1: (40,), 3: (24, 12, 4), 10: (10, 8, 6, 4, 4, 3, 2, 1, 1, 1)}
 answered = compiled(answer)
@@ -34,10 +37,16 @@ def found(model, sites):
 
 
 @pytest.fixture
-def dense(monkeypatch):
+def only_dense(monkeypatch):
     """Every other clock is too dear."""
-    dear = dense_settings.PRICES["cpu"]._replace(time=1e15)
-    monkeypatch.setitem(dense_settings.PRICES, "cpu", dear)
+    monkeypatch.setattr(choose, "best_setting", lambda *args: dense.best_setting(*args)._replace(cost=0.0))
+
+
+@pytest.fixture
+def only_cubic(monkeypatch):
+    """Third orders cost nothing, and dense clocks too much."""
+    monkeypatch.setattr(choose, "best_setting", lambda *args: dense.best_setting(*args)._replace(cost=1e15))
+    monkeypatch.setattr(ThirdOrder, "_cost", lambda *args: 0.0)
 
 
 def sampled(model, sites, duration=100.0, **settings):
@@ -56,15 +65,44 @@ CASES = [
 
 
 @pytest.mark.parametrize(("model", "sites"), CASES)
-def test_posteriors_are_those_on_a_grid(model, sites, dense):
+def test_posteriors_are_those_on_a_grid(model, sites, only_dense):
     post, truth = sampled(model, sites)
     assert isinstance(post._run.engine, LockstepEngine)
     assert post.certified and post.settings["clocks"][0]["clock"] == "DenseClock"
     assert_exact(post, truth)
 
 
+@pytest.mark.parametrize(("model", "sites"), [CASES[1], pytest.param("poisson", 1, marks=pytest.mark.long)])
+def test_posteriors_by_third_orders_are_those_on_a_grid(model, sites, only_cubic):
+    post, truth = sampled(model, sites)
+    assert isinstance(post._run.engine, LockstepEngine)
+    assert post.certified and {entry["clock"] for entry in post.settings["clocks"]} == {"ThirdOrder"}
+    assert_exact(post, truth)
+
+
+@pytest.mark.parametrize("part", ["polynomial", "bound"])
+def test_third_orders_that_are_too_low_are_found_out(part, only_cubic, monkeypatch):
+    """The polynomial of a segment with its error, and the bound at a point that rejects candidates after it."""
+
+    class Low(ThirdOrder):
+        def _along(self, *args):
+            factor = 0.03 if part == "polynomial" else 1.0
+            return tuple(factor * x for x in super()._along(*args))
+
+        def bound(self, *args):
+            return (0.03 if part == "bound" else 1.0) * super().bound(*args)
+
+    def low(clock):
+        envelope = clock.envelope
+        return dataclasses.replace(cubic_clock(clock), curves=Low(envelope.remainder, envelope.quadratic))
+
+    monkeypatch.setattr(choose, "cubic_clock", low)
+    with pytest.raises(BoundViolation):
+        sampled("logistic", 3)
+
+
 @pytest.mark.long
-def test_refreshment_at_random_times_is_exact_too(dense):
+def test_refreshment_at_random_times_is_exact_too(only_dense):
     assert_exact(*sampled("logistic", 3, dynamics=fp.Boomerang(refresh=1.0)))
 
 
@@ -80,22 +118,22 @@ def scaled(clocks, value=1.0, error=1.0):
 
     def off(clock):
         own = clock.curves
-        return eqx.tree_at(lambda c: c.curves, clock, Off(*(getattr(own, name) for name in own.__dataclass_fields__)))
+        return eqx.tree_at(
+            lambda c: c.curves, clock, Off(*(getattr(own, field.name) for field in dataclasses.fields(own)))
+        )
 
     return [off(clock) for clock in clocks]
 
 
-def test_curves_that_are_too_low_are_found_out(dense, monkeypatch):
-    monkeypatch.setattr(choose_lockstep, "dense_clocks", lambda *args: scaled(dense_clocks(*args), value=0.5))
+def test_curves_that_are_too_low_are_found_out(only_dense, monkeypatch):
+    monkeypatch.setattr(choose, "dense_clocks", lambda *args: scaled(dense_clocks(*args), value=0.5))
     with pytest.raises(BoundViolation):
         sampled("logistic", 3)
 
 
 @pytest.mark.long
-def test_without_the_error_the_posterior_is_wrong_or_the_run_stops(dense, monkeypatch):
-    monkeypatch.setattr(
-        choose_lockstep, "dense_clocks", lambda *args: scaled(dense_clocks(*args), value=0.97, error=0.0)
-    )
+def test_without_the_error_the_posterior_is_wrong_or_the_run_stops(only_dense, monkeypatch):
+    monkeypatch.setattr(choose, "dense_clocks", lambda *args: scaled(dense_clocks(*args), value=0.97, error=0.0))
     with pytest.raises(BoundViolation):
         sampled("logistic", 3)
 
@@ -112,23 +150,33 @@ def heard(clock, journey):
 
 @double_precision
 def levels_of(model, setting, wrong=1.0):
-    """Compensators at the arrivals of a dense clock along random plans."""
+    """Compensators at the arrivals of a clock along random plans: of a dense clock's setting, or of a third order (None)."""
     target, truth = found(model, 1)
     member = target.members[0]
     reference = fp.Reference(truth.mean, np.linalg.cholesky(3.0 * truth.cov))
     potential = member.potential.whiten(reference, None)
-    clock = dense_clocks([potential], fp.Boomerang(), setting, 1024)[0]
+    if setting is None:
+        potential = potential.expanded_at(jnp.zeros(2), 2)
+        clock = cubic_clock(SegmentClock(potential, fp.Boomerang(), third_order(potential, jnp.zeros(2))))
+    else:
+        clock = dense_clocks([potential], fp.Boomerang(), setting, 1024)[0]
     journey = journeys.wander(fp.Boomerang(), np.zeros(2), 0.5, seed=6, reach=1.2)
-    whitened = journeys.whitened(lambda x: wrong * member.records.gradient(x), reference)
-    rates = journeys.rates_of(fp.Boomerang(), whitened)
+    whitened = journeys.whitened(lambda x: member.records.gradient(x), reference)
+
+    def gradient(a):
+        return wrong * (whitened(a) if setting else np.asarray(potential.gradients(jnp.asarray(a))))
+
+    rates = journeys.rates_of(fp.Boomerang(), gradient)
     arrivals = heard(clock, journey)
-    assert 0.3 < arrivals.rang.mean() < 0.999
+    assert 0.15 < arrivals.rang.mean() < 0.999
     return exponential_test(journeys.levels(journey, rates, arrivals, seed=12))
 
 
 @pytest.mark.parametrize(
     ("model", "setting"),
     [
+        ("logistic", None),
+        pytest.param("poisson", None, marks=pytest.mark.long),
         pytest.param("logistic", Setting(0, 8, 2, 0.0), marks=pytest.mark.long),
         pytest.param("logistic", Setting(8, 6, 1, 0.0), marks=pytest.mark.long),
         pytest.param("poisson", Setting(8, 8, 1, 0.0), marks=pytest.mark.long),
@@ -140,12 +188,14 @@ def test_compensators_at_arrivals_are_exponential(model, setting):
     assert comparison.exact, str(comparison)
 
 
-@pytest.mark.long
-def test_compensators_of_another_rate_are_not():
-    assert not levels_of("logistic", Setting(0, 8, 2, 0.0), wrong=1.1).exact
+@pytest.mark.parametrize(
+    ("setting", "wrong"), [(None, 1.3), pytest.param(Setting(0, 8, 2, 0.0), 1.1, marks=pytest.mark.long)]
+)
+def test_compensators_of_another_rate_are_not(setting, wrong):
+    assert not levels_of("logistic", setting, wrong).exact
 
 
 @pytest.mark.long
-def test_a_comparison_sees_a_wrong_posterior(dense):
+def test_a_comparison_sees_a_wrong_posterior(only_dense):
     post, _ = sampled("logistic", 3)
     assert not compare(post, found("logistic", 1)[1]).exact

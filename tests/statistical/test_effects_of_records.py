@@ -8,7 +8,7 @@ import pytest
 
 import fedpdmc as fp
 from fedpdmc.models import effects_prior, with_effects
-from fedpdmc.potentials.grouped_program import GroupedRemainder
+from fedpdmc.potentials.latent_program import GroupedRemainder
 
 CHAINS, LENGTH = 256, 30.0
 SCALE = 1.0

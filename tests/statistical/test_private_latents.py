@@ -12,13 +12,13 @@ from scipy import stats
 
 import fedpdmc as fp
 from fedpdmc._jax.random_streams import uniforms
-from fedpdmc.bent_coordinates import curvatures, log_volume, steepness
 from fedpdmc.clocks import LatentClock
 from fedpdmc.errors import InputError
 from fedpdmc.members import run_coordinates
 from fedpdmc.potentials import BentSpreadPrior, RandomEffects
 from fedpdmc.potentials.random_effects_rates import Conditional
-from fedpdmc.sampling import sites_and_prior
+from fedpdmc.sampling import arguments
+from fedpdmc.whitening import curvatures, log_volume, steepness
 
 CHAINS, LENGTH = 512, 30.0
 # Below the least of these, halfway between nodes of the quadrature, crowded sites have 0.3 % of the log spread.
@@ -166,7 +166,7 @@ class NoVolume(BentSpreadPrior):
 @pytest.mark.parametrize(("law", "least", "most"), [(BentSpreadPrior, 0, 4), (NoVolume, 8, np.inf)])
 def test_the_exponential_lower_tail_of_the_log_spread(monkeypatch, law, least, most):
     """Its third moment and low probabilities, which rotations about a Gaussian of the log spread itself do not reach."""
-    monkeypatch.setattr(sites_and_prior, "BentSpreadPrior", law)
+    monkeypatch.setattr(arguments, "BentSpreadPrior", law)
     assert least <= worst_deviation(3, sites(crowded=True), crowded=True, tail=True) < most
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import integrate, stats
-from tests.statistical.checks import ALPHA, CHAINS, assert_exact, compare
+from tests.statistical.checks import ALPHA, CHAINS, assert_exact, compare, t_test
 from tests.statistical.targets import Truth
 from tests.statistical.test_posteriors import DYNAMICS
 
@@ -15,7 +15,8 @@ import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.models.mixture_prior import mixture_prior
 from fedpdmc.potentials import ScaleLaw, ScaleMixture
-from fedpdmc.potentials.scale_mixture import FLOOR
+from fedpdmc.potentials.bent_spread_prior import FLOOR
+from fedpdmc.sampling.coordinator import Coordinator
 
 DF, T_MEAN, T_SCALE, SLAB, GLOBAL = 3, -0.5, 0.4, 2.0, 0.3
 
@@ -86,6 +87,50 @@ def test_scales_drawn_for_other_coefficients_are_caught(monkeypatch):
     # The compiled loop is known by its arguments: other dynamics make another one.
     wrong = sampled(fp.ZigZag(excess=0.01), 200.0, reference="laplace")
     assert compare(wrong, truth()).p.min() < ALPHA
+
+
+TAILS = np.array([0.3, 0.05, 0.01, 0.002])
+
+
+@functools.cache
+def arm():
+    """An arm without events: sites, starts in the posterior, and quantiles of its effect far out in a cubic tail."""
+    rows = np.array([(1, 0, 1)] * 6 + [(1, 0, 0)] * 14 + [(1, 1, 0)] * 15, float)[
+        np.random.default_rng(1).permutation(35)
+    ]
+    sites = [fp.Site(fp.models.logistic(rows[i::2, :2], rows[i::2, 2]), name=f"site {i}") for i in range(2)]
+    level, t = np.linspace(-3.5, 2.0, 200), np.linspace(-np.arcsinh(1e5), np.arcsinh(30.0), 4000)
+    effect = np.sinh(t)
+    value = 20 * np.logaddexp(0, level) - 6 * level - stats.t.logpdf(level, DF, 0, 2.5)
+    value = value[:, None] + 15 * np.logaddexp(0, level[:, None] + effect) - stats.t.logpdf(effect, DF, 0, 2.5)
+    weights = np.exp(value.min() - value) * np.cosh(t)
+    below = np.cumsum(weights.sum(0)) / weights.sum()
+    chosen = np.random.default_rng(2).choice(weights.size, 8 * CHAINS, p=(weights / weights.sum()).ravel())
+    return sites, np.stack([level[chosen // len(t)], effect[chosen % len(t)]], 1), np.interp(TAILS, below, effect)
+
+
+def far_out(seed, **options):
+    """Masses of tails of the effect, against the truth."""
+    sites, starts, quantiles = arm()
+    prior, options = fp.models.student_t_prior(2, DF, scale=2.5), {"burn_in": 0.0, "duration": 15.0} | options
+    post = fp.sample(sites, prior, chains=len(starts), init=starts, seed=seed, progress=False, **options)
+    draws = post.draws(30)[..., 1]
+    # A broken run may not reach them at all.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return t_test([f"tail of {p:g}" for p in TAILS], (draws[..., None] < quantiles).mean(1), TAILS)
+
+
+@pytest.mark.parametrize("bounce", ["reflect", pytest.param("draw", marks=pytest.mark.long)])
+def test_chains_follow_a_tail_of_cubic_decay(bounce):
+    found = far_out(4, bounce=bounce)
+    assert found.exact, str(found)
+    assert found.ess[-1] > 20 and found.ess[1] > 500, found.ess
+
+
+def test_a_pace_that_velocities_do_not_have_is_caught(monkeypatch):
+    monkeypatch.setattr(Coordinator, "_speeds", lambda self, scales: jnp.ones(()))
+    # Other dynamics, so that it is another compiled loop.
+    assert far_out(5, dynamics=fp.Boomerang(refresh=1.0), reference="vb", control="quadratic").p.min() < ALPHA
 
 
 @double_precision

@@ -9,8 +9,8 @@ from tests.statistical.checks import assert_exact, compare
 from tests.statistical.targets import Member, Target, on_grid, records
 
 import fedpdmc as fp
-from fedpdmc.sampling.engines import selective_requests
-from fedpdmc.sampling.engines.selective_requests import Decision, first_difference
+from fedpdmc.sampling.engines import one_round
+from fedpdmc.sampling.engines.one_round import Decision, first_difference
 
 CHAINS, DURATION = 128, 300.0
 
@@ -68,13 +68,13 @@ def from_now(request, arrival, new, left):
     return Decision(decision.ask, jnp.zeros_like(decision.since))
 
 
-RIGHT = selective_requests.decide
+RIGHT = one_round.decide
 
 
 @pytest.mark.parametrize(("chains", "rule"), [(CHAINS + 1, reused), (CHAINS + 2, from_now)])
 def test_plausible_rules_are_caught(chains, rule, monkeypatch):
     # Another number of chains: the rule is compiled again.
-    monkeypatch.setattr(selective_requests, "decide", rule)
+    monkeypatch.setattr(one_round, "decide", rule)
     comparison = compare(sampled(chains), grid()[1])
     assert np.max(np.abs(comparison.scores)) > 8, str(comparison)
     assert not comparison.exact

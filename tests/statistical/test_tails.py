@@ -94,3 +94,49 @@ def test_the_same_over_a_network_takes_no_further_release(tmp_path, truth):
 def test_the_counts_are_those_of_the_model():
     X, y = records()
     assert y[X[:, 1] == 1].sum() == 0 and y.sum() == 11
+
+
+def few_events():
+    """Weibull times in two arms: 3 events of 30."""
+    rng, died = np.random.default_rng(241), np.zeros(30)
+    died[[2, 9, 20]] = 1
+    return np.c_[np.ones(30), np.arange(30) % 2], rng.uniform(0.5, 3.0, 30), died
+
+
+def intercept_of_few_events():
+    """Mean and standard deviation of the intercept, by quadrature over the arms' log scales and the log shape."""
+    X, time, died = few_events()
+    grid, shape = np.linspace(-5, 15, 401), np.linspace(-4, 4, 321)
+    energy = 0.0
+    for k in (0, 1):
+        own = X[:, 1] == k
+        z = (np.log(time[own]) - grid[:, None, None]) * np.exp(shape)[:, None]
+        part = np.sum(np.exp(np.minimum(z, 300.0)) - died[own] * (z + shape[:, None]), -1)
+        energy = energy + (part[:, None] if k == 0 else part)
+    energy += 0.5 * (grid[:, None, None] ** 2 + (grid[None, :, None] - grid[:, None, None]) ** 2 + shape**2) / 2.5**2
+    weight = np.exp(energy.min() - energy).sum((1, 2))
+    weight /= weight.sum()
+    mean = weight @ grid
+    return mean, np.sqrt(weight @ (grid - mean) ** 2)
+
+
+@pytest.mark.long
+def test_lines_forget_a_start_in_the_body_of_long_tails():
+    mean, sd = intercept_of_few_events()
+    arrays = few_events()
+
+    def off(**options):
+        found = []
+        for seed in range(SEEDS):
+            sites = [fp.Site(fp.models.weibull(*(x[k::2] for x in arrays)), name=f"site{k}") for k in range(2)]
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                post = fp.sample(sites, fp.models.normal_prior(3, scale=2.5), seed=seed, progress=False, **options)
+            assert post.settings["dynamics"].startswith("ZigZag")
+            found.append([post.mean()[0] - mean, np.sqrt(post.cov()[0, 0]) - sd])
+        return np.mean(found, 0) / sd
+
+    # Standard errors are 0.014 and 0.02; a burn-in of 5 is the negative control.
+    assert np.all(np.abs(off()) < [0.05, 0.08])
+    biased = off(burn_in=5.0)
+    assert biased[0] < -0.05 and biased[1] < -0.08

@@ -8,7 +8,7 @@ from scipy import stats
 
 import fedpdmc as fp
 from fedpdmc.errors import BoundViolation
-from fedpdmc.models.variables import variables
+from fedpdmc.models.user_function import variables
 from fedpdmc.potentials import LinearUnknownScale
 
 RNG = np.random.default_rng(4)

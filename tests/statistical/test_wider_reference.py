@@ -43,12 +43,12 @@ def test_the_posterior_is_the_same_with_a_reference_as_wide_as_the_tails(monkeyp
 
 
 def test_records_that_keep_all_of_their_curvature_are_caught(monkeypatch):
-    expanded = run_coordinates._expanded
+    expanded = run_coordinates._expand
 
     def wrong(potential, control):
         found = expanded(potential, control)
         own = potential.expanded_at(control.point, control.order, control.spread)
         return own, *found[1:2], jnp.array(True)
 
-    monkeypatch.setattr(run_coordinates, "_expanded", wrong)
+    monkeypatch.setattr(run_coordinates, "_expand", wrong)
     assert not compare(run("logistic"), truth("logistic", SITES)).exact

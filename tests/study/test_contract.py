@@ -2,15 +2,17 @@
 
 import functools
 import hashlib
+import re
 
 import numpy as np
 import pandas as pd
 import pytest
 from tests.privacy.agents import contract
-from tests.study.contracts import CONTRACT, POLICY
+from tests.study.contracts import CONTRACT, EFFECTS, POLICY
 
 import fedpdmc as fp
 from fedpdmc.errors import InputError, Refused
+from fedpdmc.operations.bundle import draft_policy
 from fedpdmc.study import parse_study, read_policy, read_study
 
 
@@ -45,7 +47,7 @@ def test_a_contract_says_everything():
         ('["north", "south"]', '["north", "coordinator"]', "site name"),
         ('family = "logistic"', 'family = "probit"', "model: family"),
         ("ill ~ drug + age", "ill ~ drug + poly(age, 2)", "poly"),
-        ("ill ~ drug + age", "ill ~ drug + {__import__('os').system('true')}", "Functions are not evaluated"),
+        ("ill ~ drug + age", "ill ~ drug + {__import__('os').system('true')}", "nothing else is evaluated"),
         ("ill ~ drug + age", "ill ~ drug + weight", "Declare this column"),
         ("ill ~ drug + age", "ill ~ ill + age", "both sides"),
         ("ill ~ drug + age", "drug + age", "formula"),
@@ -109,6 +111,42 @@ def test_a_policy_refuses_with_a_code(tmp_path, old, new, records, code):
     assert error.value.code == code
 
 
+CHOSEN = {
+    "effects of groups": EFFECTS,
+    "a Student-t or horseshoe prior": CONTRACT.replace(
+        "mean = 0.1\nscale = 1.5", "scale = 1.5\nstudent_t = { age = 4 }"
+    ),
+    "[coordinates]": CONTRACT.replace('derivatives = "own"\npasses = true', 'derivatives = "none"').replace(
+        "[dynamics]", '[coordinates]\nnorth = ["Intercept", "age"]\n\n[dynamics]\nkind = "ZigZag"\nreference = "none"'
+    ),
+    'control = "linear"': CONTRACT.replace("[dynamics]", '[dynamics]\ncontrol = "linear"'),
+}
+
+
+@pytest.mark.parametrize("reason", CHOSEN)
+def test_contracts_whose_plans_the_coordinator_chooses_need_a_key(tmp_path, reason):
+    path, study = tmp_path / "policy.toml", parse_study(CHOSEN[reason].encode())
+    path.write_text(draft_policy(study))
+    with pytest.raises(Refused, match="POLICY_CHOICE.*" + re.escape(reason)) as refused:
+        read_policy(path).check("north", study, 100)
+    assert ("[privacy]" in str(refused.value)) == (study.effects is None)
+    assert "coordinator_may_choose" in path.read_text()
+    for key, code in (("true", None), ("false", "POLICY_CHOICE")):
+        path.write_text(f"{draft_policy(study)}coordinator_may_choose = {key}\n")
+        assert code_of(read_policy(path), study) == code
+    path.write_text(draft_policy(plain := parse_study(CONTRACT.encode())))
+    assert "coordinator_may_choose" not in path.read_text() and code_of(read_policy(path), plain) is None
+
+
+def code_of(policy, study):
+    """The code of a refusal, or None."""
+    try:
+        policy.check("north", study, 100)
+    except Refused as refused:
+        return refused.code
+    return None
+
+
 PRIVATE = (
     CONTRACT.replace("[run]\nduration = 6.0\nburn_in = 1.0", '[run]\nmethod = "private-laplace"')
     .replace('derivatives = "own"\npasses = true', 'arrivals = false\nderivatives = "noisy"')
@@ -122,11 +160,13 @@ def private_code(tmp_path, policy, contract=PRIVATE, **terms):
     (tmp_path / "policy.toml").write_text(PRIVATE_POLICY + policy)
     table = "".join(f"{key} = {value!r}\n" for key, value in terms.items())
     study = parse_study(f"{contract}\n[privacy]\n{table}".encode())
-    try:
-        read_policy(tmp_path / "policy.toml").check("north", study, 100)
-    except Refused as refused:
-        return refused.code
-    return None
+    return code_of(read_policy(tmp_path / "policy.toml"), study)
+
+
+def test_under_a_privacy_budget_a_coordinator_may_choose(tmp_path):
+    assert private_code(tmp_path, "", contract := CHOSEN["[coordinates]"], epsilon=1.0, delta=1e-6) is None
+    study, policy = parse_study(contract.encode()), read_policy(tmp_path / "policy.toml")
+    assert code_of(policy, study) == "POLICY_CHOICE"
 
 
 @pytest.mark.parametrize("arrivals", [False, True])

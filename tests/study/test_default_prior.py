@@ -6,9 +6,10 @@ import pandas as pd
 import pytest
 
 import fedpdmc as fp
-from fedpdmc.assessment.study_response import Outcome
-from fedpdmc.study.default_prior import INTERCEPT_SD, fit_weibull, term_of
+from fedpdmc.models.families import fit_weibull
 from fedpdmc.study.formula import Design
+from fedpdmc.study.prior_names import INTERCEPT_SD, term_of
+from fedpdmc.study.study_response import Outcome
 
 N = 400
 

@@ -17,7 +17,7 @@ from fedpdmc.potentials import RandomEffects
 from fedpdmc.study import parse_study
 from fedpdmc.study.contract import read_study
 from fedpdmc.study.description import modelled
-from fedpdmc.study.mixed_formula import SITE, MixedFormula, parse_mixed
+from fedpdmc.study.formula import SITE, MixedFormula, parse_mixed
 
 RECORDS = pd.DataFrame({
     "ill": pd.Categorical(["no", "yes", "no", "yes"]), "drug": pd.Categorical(["placebo", "verum"] * 2),

@@ -229,17 +229,22 @@ def test_default_prior_explains_half_whatever_the_number_of_terms():
     ("change", "words"),
     [
         ({"formula": "died ~ weight"}, "no column 'weight'"),
-        ({"formula": "died ~ log(age)"}, "Functions are not evaluated"),
+        ({"formula": "died ~ exp(age)"}, "nothing else is evaluated"),
         ({"formula": "age ~ drug"}, "column 'age': found numbers that are not whole"),
         ({"family": "Weibul"}, "family: found 'weibul'. Did you mean 'weibull'?"),
+        ({"family": "binomal"}, "family: found 'binomal'. Did you mean 'binomial'? Give one of 'linear'"),
         ({"priors": {"age": "normal(0, 1)"}}, "priors: found an unknown argument. Did you mean 'prior'?"),
-        ({"df": 3.0}, "df: found an unknown argument. The family 'logistic' takes no others."),
+        ({"df": 3.0}, "df: found an unknown argument. The family 'logistic' takes trials."),
         ({"formula": "days ~ age", "family": "weibull", "dead": "died"}, "dead: .* Did you mean 'died'?"),
         ({"formula": "days ~ age", "family": "piecewise_exponential"}, "cuts: found no value. The family"),
         ({"formula": "age ~ drug", "family": "student_t", "df": 3.0}, "scale: found no value. The family 'student_t'"),
-        ({"formula": "falls ~ age", "family": "negative_binomial", "exposure": "days"}, "exposure: found an unknown"),
+        (
+            {"formula": "falls ~ age", "family": "negative_binomial", "exposure": "days"},
+            "exposure: .* It is for 'poisson'",
+        ),
         ({"prior": "cauchy(0, 1)"}, "prior of 'Intercept'"),
         ({"prior": {"weight": "normal(0, 1)"}}, "a prior of 'weight'"),
+        ({"formula": "falls ~ age", "family": "binomial"}, "a level of two, or a count of events if trials are given"),
         ({"by": None}, "by: found None"),
         ({"by": "hospital"}, "no column 'hospital'"),
         ({"columns": {"age": {"unit": "years"}}}, "the key 'unit'"),
@@ -253,6 +258,22 @@ def test_errors_name_what_is_wrong(change, words):
         sites(table(), **told)
 
 
+def test_times_need_to_say_which_are_of_events():
+    words = table().assign(died=lambda t: t.died.astype(str).map(lambda x: {"1": "ill", "True": "ill"}.get(x, "well")))
+    made = sites(words, by="centre", formula="Surv(days, died) ~ age", family="weibull")
+    assert "times with died = 'well' are of events" in repr(made)
+    told = sites(
+        words,
+        by="centre",
+        formula="Surv(days, died) ~ age",
+        family="weibull",
+        columns={"died": {"levels": ["well", "ill"]}},
+    )
+    assert "times with died = 'ill' are of events" in repr(told)
+    with pytest.raises(InputError, match="died: found no value. .* or True if every time is that of an event"):
+        sites(table().drop(columns="died"), by="centre", formula="days ~ age", family="weibull")
+
+
 @pytest.mark.parametrize(
     ("alias", "family", "response"),
     [
@@ -261,6 +282,7 @@ def test_errors_name_what_is_wrong(change, words):
         ("gaussian", "linear", "pressure"),
         ("Normal", "linear", "pressure"),
         ("Poisson", "poisson", "falls"),
+        ("negativebinomial", "negative_binomial", "falls"),
     ],
 )
 def test_families_have_their_other_names(alias, family, response):
@@ -305,7 +327,7 @@ def test_names_with_dots_spaces_signs_and_accents(tmp_path):
     ("change", "words"),
     [
         ({"formula": "died ~ drug +"}, "^formula: found 'died ~ drug [+]'. Give a formula such as"),
-        ({"formula": "died ~ log(age)"}, "^formula: found 'died ~ log.age.'. Functions are not evaluated"),
+        ({"formula": "died ~ sqrt(age)"}, "^formula: found .sqrt.age... Write I.* nothing else is evaluated"),
         (
             {"formula": "falls ~ age"},
             "^column 'falls': found [0-9]+ levels. The response of logistic is a level of two",
@@ -358,3 +380,96 @@ def test_a_prior_that_is_flat_in_part_is_not_written(tmp_path):
         assert np.asarray(found.prior.precision)[1, 1] == 0 < np.asarray(found.prior.precision)[0, 0]
     with pytest.raises(InputError, match="flat for some parameters only"):
         found.write(tmp_path / "study.toml")
+
+
+def weighed(n=120):
+    frame = table(n)
+    rng = np.random.default_rng(2)
+    frame["times"], frame["trials"] = rng.integers(0, 4, n), rng.integers(1, 9, n)
+    frame["healed"] = rng.binomial(frame.trials, 0.4)
+    return frame
+
+
+WEIGHED = {
+    "logistic": {"formula": "died ~ age + drug"},
+    "binomial": {"formula": "healed ~ age + drug", "trials": "trials"},
+    "poisson": {"formula": "falls ~ age + drug", "exposure": "days"},
+    "linear": {"formula": "pressure ~ age + drug"},
+    "weibull": {"formula": "days ~ age + drug", "died": "died"},
+    "ordered_logit": {"formula": "grade ~ age + drug"},
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "effects"),
+    [(name, "") for name in WEIGHED]
+    + [("binomial", " + (1 | centre)")]
+    + [pytest.param(name, " + (1 | centre)", marks=pytest.mark.long) for name in WEIGHED if name != "binomial"],
+)
+def test_weights_are_numbers_of_equal_records(family, effects):
+    told = {"by": "centre", "family": family, "prior": "normal(0, 2)", "weights": "times"} | WEIGHED[family]
+    told |= {"formula": told["formula"] + effects}
+    frame, bounds = weighed(), {"age": {"center": 60, "scale": 10, "bounds": [10, 120]}}
+    repeated = frame.loc[frame.index.repeat(frame.times)].assign(times=1)
+    if family == "linear":
+        bounds["pressure"] = {"center": 130, "scale": 10, "bounds": [50, 250]}
+    one, other = (sites(data, columns=bounds, **told) for data in (frame, repeated))
+    assert "each record counts with its weight times" in repr(one)
+    assert one.study.used >= {"times"} and one.study.largest_weight >= 3 * (8 if family == "binomial" else 1)
+    with jax.enable_x64(True):
+        x = np.linspace(-0.3, 0.4, len(one.names))
+        for site in one.tables:
+            found, expected = value(one[site], x), value(other[site], x)
+            # Losses of events among trials and of 0 and 1 are the same: only constants could differ.
+            np.testing.assert_allclose(found, expected, rtol=1e-12)
+    written = parse_study(one.study.text)
+    assert (written.weights, written.trials) == ("times", "trials" if family == "binomial" else None)
+
+
+@pytest.mark.parametrize(
+    ("change", "at", "words"),
+    [
+        ({}, ("times", -1.0), "column 'times': found the value -1. Weights are at least zero"),
+        ({}, ("times", np.inf), "column 'times': found a value that is not finite"),
+        ({}, ("times", np.nan), "record [0-9]+, column 'times': found a missing value"),
+        ({}, ("trials", 1.5), "column 'trials': found a number that is not whole"),
+        ({}, ("healed", 30), "column 'healed': found 30 events in [0-9] trials. At most 'trials' happen"),
+        ({"weights": "kg"}, None, "no column 'kg'"),
+        ({"family": "poisson"}, None, "trials: found an unknown argument. The family 'poisson'"),
+        ({"trials": "trails"}, None, "no column 'trails'"),
+    ],
+)
+def test_weights_and_trials_that_are_none_are_refused(change, at, words):
+    frame = weighed().astype({"times": float, "trials": float, "healed": float})
+    if at is not None:
+        frame.loc[7, at[0]] = at[1]
+    told = {"by": "centre", "family": "logistic", "formula": "healed ~ age", "weights": "times", "trials": "trials"}
+    with pytest.raises(InputError, match=words):
+        sites(frame, **told | change)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('weights = "times"', 'weights = "age"', "weights: found 'age'. Name a declared column: a number or a count"),
+        ('trials = "trials"', 'trials = "times"', "trials: found 'times'. Name a declared column: a count"),
+        ("bounds = [0.0, 3.8]", "bounds = [-1.0, 3.8]", "weights: found 'times'. Name a declared column"),
+        ('"logistic"', '"poisson"', "trials: found 'trials'. Numbers of trials belong to the family 'logistic'"),
+        ('trials = "trials"', "", "columns: healed: found count. The response of logistic is a level of two"),
+    ],
+)
+def test_contracts_with_other_weights_and_trials_are_refused(old, new, words):
+    frame = weighed()
+    told = {"family": "logistic", "formula": "healed ~ age", "weights": "times", "trials": "trials", "by": "centre"}
+    text = sites(frame, **told).study.text.decode()
+    assert old in text
+    with pytest.raises(InputError, match=words):
+        parse_study(text.replace(old, new).encode())
+
+
+def test_a_column_that_is_constant_at_one_site_only_is_no_matter(recwarn):
+    frame = table()
+    frame["smoker"] = np.where(frame.centre == "north", 1, frame.smoker)
+    frame["twice"] = np.where(frame.centre == "north", frame.age, frame.age + frame.falls)
+    sites(frame, by="centre", formula="died ~ smoker + age + twice", family="logistic")
+    assert not [warning for warning in recwarn if "combination" in str(warning.message)]

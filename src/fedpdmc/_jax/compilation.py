@@ -10,7 +10,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Shaped
+
+from fedpdmc._jax.programs import equations
 
 T = TypeVar("T")
 
@@ -45,6 +48,18 @@ def compiled(function: Callable[..., T], graphs: bool = False, quickly: bool = F
         return eqx.filter_jit(function, compiler_options=options | quick)  # type: ignore[call-overload]
 
     return functools.wraps(function)(lambda *args: made()(*args))
+
+
+def compiled_outside(function: Callable[..., T]) -> Callable[..., T]:
+    """As `compiled`; within another program the function is a part of that."""
+    alone = compiled(function)
+
+    @functools.wraps(function)
+    def call(*args):
+        inside = any(isinstance(x, Tracer) for x in jax.tree.leaves(args))
+        return (function if inside else alone)(*args)
+
+    return call
 
 
 def _has(*options: tuple[str, Any]) -> bool:
@@ -86,6 +101,11 @@ def on_device(x: ArrayLike) -> Array:
     return x if isinstance(x, jax.Array) else jax.device_put(np.asarray(x))
 
 
+def strong_types(tree: T) -> T:
+    """The same arrays without weak types, as compiled programs return them: a loop of programs is then compiled once."""
+    return jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), tree)
+
+
 def computed_first(tree: T, number: Shaped[Array, " C"]) -> T:
     """The same arrays, computed before anything uses them.
 
@@ -94,3 +114,44 @@ def computed_first(tree: T, number: Shaped[Array, " C"]) -> T:
     """
     arrays, structure = jax.tree.flatten(tree)
     return jax.tree.unflatten(structure, apart(lambda *same: same, *arrays, number=number))
+
+
+# Primitives that call LAPACK on a processor.
+LIBRARY = frozenset(
+    {
+        "cholesky", "triangular_solve", "lu", "qr", "geqrf", "geqp3", "householder_product", "eig", "eigh", "svd", "schur",
+        "hessenberg", "tridiagonal", "tridiagonal_solve",
+    }
+)  # fmt: skip
+
+
+def mapped(function: Callable, library: bool | None = None) -> Callable:
+    """``jax.vmap(function)``, but point after point on a processor if the function calls LAPACK.
+
+    jaxlib 0.10 divides a LAPACK call on a stack of matrices among its threads, and waits for them on one of these threads.
+    With as many such calls at a time as there are threads, all of them wait forever: on two cores the derivatives of a
+    Cholesky factor are enough.
+
+    Parameters
+    ----------
+    function : callable
+        Of arrays.
+    library : bool, optional
+        Whether it calls LAPACK; None: it is traced to find out.
+    """
+
+    def call(*args):
+        calls = library
+        if calls is None and jax.default_backend() == "cpu":
+            calls = calls_library(function, *jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), args))
+        if not calls or jax.default_backend() != "cpu":
+            return jax.vmap(function)(*args)
+        return jax.lax.map(lambda point: function(*point), args)
+
+    return call
+
+
+def calls_library(function: Callable, *args: Any) -> bool:
+    """Whether a function of such arguments calls LAPACK."""
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), args)
+    return any(equation.primitive.name in LIBRARY for equation in equations(jax.make_jaxpr(function)(*like).jaxpr))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -13,19 +14,15 @@ import pandas as pd
 from scipy import stats
 
 from fedpdmc._jax.precision import double_precision
-from fedpdmc.assessment.at_site import (
-    DRAWS,
-    PublicDraws,
-    SiteAssessment,
-    assess_site,
-    public_draws,
-    same_draws,
-)
-from fedpdmc.assessment.influence import pull
-from fedpdmc.assessment.loo import HIGH_K, joined, pointwise, standard_error
-from fedpdmc.assessment.study_response import Outcome
+from fedpdmc.assessment.at_site import DRAWS, PublicDraws, SiteAssessment, assess_site, public_draws, pull, same_draws
+from fedpdmc.assessment.loo import HIGH_K, pass_over, standard_error
+from fedpdmc.assessment.site_survival import MODEL, pooled, time_grid, times_and_events
+from fedpdmc.console.interrupts import check, deferred
+from fedpdmc.console.progress import report, showing
 from fedpdmc.errors import InputError
 from fedpdmc.models.mixture_prior import MixturePrior
+from fedpdmc.results.report.report_page import html_table
+from fedpdmc.study.study_response import Outcome
 
 if TYPE_CHECKING:
     from fedpdmc.results.posterior import Posterior
@@ -33,8 +30,9 @@ if TYPE_CHECKING:
 
 # A pull of the prior of this many posterior sd means that doubling its weight moves the mean by 0.2 sd or more.
 NOTABLE = 0.3
+MOST_PRINTED = 5  # sites whose survival is printed, with all together as one
 # Columns that are counts.
-COUNTS = ("records", "high_k", "df")
+COUNTS = ("records", "high_k", "df", "at_risk", "events", "censored")
 # In place of a number that is not known, and why a mean without a site is not.
 NOTHING, TOO_FAR = "–", "too far from the posterior of all sites: fit without it"
 
@@ -51,6 +49,8 @@ class Assessment:
         Heterogeneity: the score test of each site against the common parameters.
     scores_unknown : str
         The reason why there are no scores; empty if there are.
+    silent : sequence of str
+        Sites of the run that released nothing.
     """
 
     def __init__(
@@ -59,8 +59,10 @@ class Assessment:
         prior_pull: Mapping[str, float] | None = None,
         scores: pd.DataFrame | None = None,
         scores_unknown: str = "",
+        silent: Sequence[str] = (),
     ):
         same_draws(sites)
+        self.silent = tuple(silent)
         self.sites, self.prior_pull, self.scores = tuple(sites), prior_pull, scores
         self.scores_unknown = scores_unknown
 
@@ -87,7 +89,7 @@ class Assessment:
 
     @property
     def pull(self) -> pd.DataFrame:
-        """The pull of the prior and of each site on each parameter, in posterior sd (`influence.pull`)."""
+        """The pull of the prior and of each site on each parameter, in posterior sd (`at_site.pull`)."""
         rows = {} if self.prior_pull is None else {"prior": self.prior_pull}
         rows |= {one.site: one.pull for one in self.sites if one.pull is not None}
         return pd.DataFrame(rows).T
@@ -96,7 +98,7 @@ class Assessment:
     def sensitivity(self) -> pd.DataFrame:
         """How each mean responds when prior or likelihood is raised to a power, in posterior sd, and what that means.
 
-        The likelihood's response is the sum of the sites' pulls (`influence.pull`). If both are large with opposite signs,
+        The likelihood's response is the sum of the sites' pulls (`at_site.pull`). If both are large with opposite signs,
         prior and records disagree. If only the prior's is large, the prior is more informative than the records.
         """
         sites = [one.pull for one in self.sites if one.pull is not None]
@@ -130,12 +132,34 @@ class Assessment:
         }
         return pd.DataFrame(rows).T
 
-    def _without_shown(self) -> pd.DataFrame:
-        """`without` with a note on sites whose means are not known."""
-        told = {one.site: one.without for one in self.sites if one.without is not None}
-        notes = {site: _far(one["k"]) for site, one in told.items() if any(map(np.isnan, one["mean"].values()))}
-        shown = _formatted(self.without)
-        return shown.assign(note=[notes.get(site, "") for site in told]) if notes else shown
+    @property
+    def survival(self) -> pd.DataFrame:
+        """Kaplan-Meier estimates by site and time, with the model's average survival over the same records.
+
+        "all" pools the sites' estimates (`fedpdmc.assessment.site_survival.pooled`).
+        """
+        found = {one.site: one.survival for one in self.sites if one.survival is not None and one.survival["time"]}
+        if len(found) > 1:
+            found["all"] = pooled(list(found.values()))
+        if not found:
+            return pd.DataFrame()
+        return pd.concat({site: pd.DataFrame(one).set_index("time") for site, one in found.items()}, names=["site"])
+
+    def plot_survival(self, figure: Any = None):
+        """For each site Kaplan-Meier estimates over the model's average survival with its band: a Matplotlib figure."""
+        from fedpdmc.assessment.survival_curves import draw_panels
+
+        if not len(table := self.survival):
+            raise InputError("survival", "no site that reported it", "Agree on it: assessment = ['survival'], times.")
+        table = table.drop("all", level="site", errors="ignore")
+        parts = {str(site): part.droplevel("site") for site, part in table.groupby(level="site", sort=False)}
+        models = {
+            site: part[list(MODEL)].set_axis(["mean", "low %", "high %"], axis=1)
+            for site, part in parts.items()
+            if "model" in part and not np.isnan(part["model"].to_numpy(float)).any()
+        }
+        steps = {site: (part.index.to_numpy(), part["survival"].to_numpy()) for site, part in parts.items()}
+        return draw_panels(models, steps, "time", figure, "points")[0, 0].figure
 
     @property
     def unlike(self) -> list[str]:
@@ -146,86 +170,90 @@ class Assessment:
 
     def misfit(self) -> list[str]:
         """What the model does not fit, in a few words; empty if nothing was found."""
-        found = [f"{', '.join(self.unlike)} do not share the parameters of the other sites"] if self.unlike else []
+        do = "do" if self.unlike[1:] else "does"
+        found = [f"{', '.join(self.unlike)} {do} not share the parameters of the other sites"] if self.unlike else []
         failed = {one.site: [k for k, v in (one.checks or {}).items() if v["p"] < 0.01] for one in self.sites}
         words = [f"{site}: {', '.join(names)}" for site, names in failed.items() if names]
         if words:
             count = sum(map(len, failed.values()))
-            found.append(f"{count} predictive checks have p < 0.01 ({'; '.join(words)})")
+            found.append(f"{count} predictive check{'s have' if count > 1 else ' has'} p < 0.01 ({'; '.join(words)})")
         return found
 
     def warnings(self) -> list[str]:
         """Remarkable findings, as sentences."""
-        found = []
+        found = [f"{site}: released nothing, and is not in these figures." for site in self.silent]
         for one in self.sites:
             if one.loo is not None and one.loo["worst_k"] > HIGH_K:
+                high = f"{one.loo['high_k']:.0f} of {one.loo['records']:,.0f} records (worst {one.loo['worst_k']:.2f})"
                 found.append(
-                    f"{one.site}: {one.loo['high_k']:.0f} records have Pareto k above {HIGH_K} (worst "
-                    f"{one.loo['worst_k']:.2f}): the estimate of their left-out density is not to be trusted."
+                    f"{one.site}: Pareto k above {HIGH_K} in {high}: their left-out density is not to be trusted."
                 )
             for name, numbers in (one.checks or {}).items():
                 if numbers["p"] < 0.01:
-                    found.append(
-                        f"{one.site}: the {name} of the response is not one that the model makes (p = {numbers['p']:.2g})."
-                    )
+                    p = f"= {numbers['p']:.3f}" if numbers["p"] >= 0.001 else "< 0.001"
+                    found.append(f"{one.site}: the model does not make the {name} of the response (p {p}).")
         if self.prior_pull is not None:
             strong = [name for name, x in self.prior_pull.items() if abs(x) > NOTABLE]
             if strong:
                 found.append(f"the prior matters for {', '.join(strong)}: see .sensitivity.")
         if self.unlike:
-            found.append(f"{', '.join(self.unlike)}: does not share the parameters of the other sites: see .scores.")
+            found.append(f"{self.misfit()[0]}: see .scores.")
         return found
 
+    def _tables(self) -> list[tuple[str, pd.DataFrame]]:
+        """What is known, as texts by title."""
+        known, title = any(x.loo for x in self.sites), "predictive accuracy (elpd: larger is better)"
+        found = [(title, self.loo, 2)] if known else []
+        curves = self.survival
+        whole = curves.empty or len(set(curves.index.get_level_values("site"))) <= MOST_PRINTED
+        found += [
+            ("posterior predictive checks", self.checks, None),
+            ("survival: Kaplan-Meier and the model's average", curves if whole else curves.iloc[:0], None),
+            (
+                "survival: Kaplan-Meier, all sites",
+                curves.iloc[:0] if whole else curves.loc[["all"], ["survival"]],
+                None,
+            ),
+            ("pull on each parameter, in posterior sd", self.pull, 2),
+            ("sensitivity to the power of prior and likelihood, in posterior sd", self.sensitivity, 2),
+            ("share of all pulls", self.shares, 2),
+            ("posterior mean without each site", self.without, None),
+        ]
+        found += [] if self.scores is None else [("heterogeneity: score test of each site", self.scores, None)]
+        return [(title, _formatted(table, places)) for title, table, places in found if len(table)]
+
+    def _notes(self) -> list[str]:
+        far = {one.site: one.without for one in self.sites if one.without is not None}
+        far = [f"{s} (Pareto k {x['k']:.3g})" for s, x in far.items() if any(map(np.isnan, x["mean"].values()))]
+        found = [f"without {', '.join(far)}: {NOTHING}, {TOO_FAR}."] if far else []
+        if self.scores is None and self.scores_unknown:
+            found.append(f"heterogeneity: {self.scores_unknown}")
+        return [*found, *(self.warnings() or ["nothing unusual was found"])]
+
     def __repr__(self) -> str:
-        parts = [f"Assessment of {len(self.sites)} sites"]
-        if any(one.loo is not None for one in self.sites):
-            parts += ["", "predictive accuracy (elpd: larger is better)", self.loo.round(2).to_string()]
-        if len(self.checks):
-            parts += ["", "posterior predictive checks", _formatted(self.checks).to_string()]
-        if len(self.pull):
-            parts += ["", "pull on each parameter, in posterior sd", self.pull.round(2).to_string()]
-        if len(self.sensitivity):
-            parts += ["", "sensitivity to the power of prior and likelihood", self.sensitivity.round(2).to_string()]
-        if len(self.without):
-            parts += ["", "posterior mean without each site", self._without_shown().to_string()]
-        if self.scores is not None:
-            parts += ["", "heterogeneity: score test of each site", _formatted(self.scores).to_string()]
-        elif self.scores_unknown:
-            parts += ["", f"heterogeneity: {self.scores_unknown}"]
-        return "\n".join([*parts, "", *(self.warnings() or ["nothing unusual was found"])])
+        parts = [f"{title}\n{table.to_string()}" for title, table in self._tables()]
+        return "\n\n".join([f"Assessment of {len(self.sites)} sites", *parts, "\n".join(self._notes())])
 
     def _repr_html_(self) -> str:
-        tables = [("predictive accuracy", self.loo)] if any(one.loo is not None for one in self.sites) else []
-        tables += [("posterior predictive checks", self.checks), ("pull, in posterior sd", self.pull)]
-        tables += [("sensitivity to the power of prior and likelihood, in posterior sd", self.sensitivity)]
-        tables += [("share of all pulls", self.shares), ("posterior mean without each site", self.without)]
-        if self.scores is not None:
-            tables.append(("heterogeneity", self.scores))
-        shown = "".join(f"<h4>{title}</h4>{_html(table)}" for title, table in tables if len(table))
-        if self.without.isna().any(axis=None):
-            shown += f"<p>{NOTHING}: {TOO_FAR}.</p>"
-        unknown = [f"heterogeneity: {self.scores_unknown}"] if self.scores is None and self.scores_unknown else []
-        return shown + "".join(f"<p>{escape(line)}</p>" for line in unknown + self.warnings())
+        shown = "".join(f"<h4>{title}</h4>{_html(table)}" for title, table in self._tables())
+        return shown + "".join(f"<p>{escape(line)}</p>" for line in self._notes())
 
 
 def _html(table: pd.DataFrame) -> str:
     """A table as it is read."""
     if table.index.nlevels > 1:
         table = table.reset_index().set_index("site")
-    shown = _formatted(table).rename_axis(index=None)
-    return f'<div style="overflow-x: auto">{shown.to_html(border=0)}</div>'
+    return f'<div class="wide" style="overflow-x: auto">{html_table(table)}</div>'
 
 
-def _far(k: float) -> str:
-    return f"Pareto k {k:.3g}: too far from the posterior of all, fit without this site to know"
+def _formatted(table: pd.DataFrame, places: int | None = None) -> pd.DataFrame:
+    """Counts as they are, p-values to a thousandth, other numbers with four significant digits or some decimal places."""
+    return pd.DataFrame(
+        {name: [_cell(name, x, places) for x in table[name]] for name in table.columns}, index=table.index
+    )
 
 
-def _formatted(table: pd.DataFrame) -> pd.DataFrame:
-    """Counts as they are, p-values to a thousandth, other numbers with four significant digits."""
-    return pd.DataFrame({name: [_cell(name, x) for x in table[name]] for name in table.columns}, index=table.index)
-
-
-def _cell(column: str, x: Any) -> str:
+def _cell(column: str, x: Any, places: int | None = None) -> str:
     if isinstance(x, str):
         return x
     if pd.isna(x):
@@ -234,21 +262,17 @@ def _cell(column: str, x: Any) -> str:
         return f"{int(x):,}"
     if column == "p":
         return f"{x:.3f}" if x >= 0.001 else "<0.001"
+    if places is not None:
+        return f"{x:,.{places}f}"
     return f"{x:,.1f}" if 1e3 <= abs(x) < 1e9 else f"{x:.4g}"
 
 
 def _accuracy(told: Mapping[str, float]) -> dict[str, float]:
-    return {
-        "records": told["records"],
-        "elpd": told["elpd"],
-        "se": standard_error(told["elpd"], told["squares"], told["records"]),
-        "parameters": told["parameters"],
-        "waic": told["waic"],
-        "worst_k": told["worst_k"],
-        "high_k": told["high_k"],
-    }
+    found = {**told, "se": standard_error(told["elpd"], told["squares"], told["records"])}
+    return {name: found[name] for name in ("records", "elpd", "se", "parameters", "waic", "worst_k", "high_k")}
 
 
+@deferred("Nothing is kept: call assess() again.")
 def assess(
     post: Posterior,
     sites: Sites,
@@ -256,8 +280,11 @@ def assess(
     checks: Sequence[str] | None = None,
     draws: int = DRAWS,
     seed: int = 0,
+    progress: bool = True,
 ) -> Assessment:
     """How well a model fits and predicts, computed by each site from its own records.
+
+    In one process nothing is withheld, however few records a site has.
 
     Parameters
     ----------
@@ -270,16 +297,23 @@ def assess(
         Draws of the posterior, over all chains.
     seed : int
         Of the replicated responses.
+    progress : bool
 
     Returns
     -------
     Assessment
     """
     public = public_draws(post, draws)
-    found = [
-        assess_site(sites.study, name, records, public, checks=checks, seed=seed + i)
-        for i, (name, records) in enumerate(sites.tables.items())
-    ]
+    found, times = [], sites.study.survival_times
+    if sites.study.survival and not times:
+        parts = [times_and_events(Outcome(sites.study, public.values[:1], name), t) for name, t in sites.tables.items()]
+        time, died = (np.concatenate(one) for one in zip(*parts, strict=True))
+        times = time_grid(time, died)
+    with showing(progress):
+        for i, (name, records) in enumerate(sites.tables.items()):
+            step = functools.partial(report, "fit of the records", i + 1, len(sites))
+            told = {"checks": checks, "seed": seed + i, "times": times, "step": step}
+            found.append(assess_site(sites.study, name, records, public, **told))
     return Assessment(found, prior_pull(sites, public), heterogeneity(post), scores_unknown(post))
 
 
@@ -365,7 +399,7 @@ def compare(models: Mapping[str, tuple[Posterior, Sites]], *, draws: int = DRAWS
             "difference": gap,
             "se": 0.0 if name == best else standard_error(gap, squares, sum(first.values())),
             "parameters": sum(np.sum(one.within - one.loo) for one in found[name].values()),
-            "worst_k": max(one.k.max() for one in found[name].values()),
+            "worst_k": max(np.nanmax(one.k) for one in found[name].values()),
         }
     return pd.DataFrame(rows).T
 
@@ -379,7 +413,7 @@ def _by_record(post: Posterior, sites: Sites, draws: int):
     units = np.log(response.scale) if response.type == "number" else 0.0
     for name, records in sites.tables.items():
         outcome = Outcome(sites.study, public.values, name)
-        parts = [pointwise(outcome.log_density(block), public.efficiency) for block in outcome.blocks(records)]
-        whole = joined(parts)
+        whole = pass_over(outcome, records, public.efficiency, step=lambda share: check()).records
+        assert whole is not None
         found[name] = whole._replace(loo=whole.loo - units, waic=whole.waic - units, within=whole.within - units)
     return found

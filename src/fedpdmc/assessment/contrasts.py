@@ -3,45 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from fedpdmc._jax.mapped import mapped
+from fedpdmc._jax.compilation import mapped
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.assessment.at_site import DRAWS
 from fedpdmc.errors import InputError
-from fedpdmc.models.variables import scalars
-from fedpdmc.study.units import INTERCEPT
-from fedpdmc.validation import probability
+from fedpdmc.models.user_function import scalars
+from fedpdmc.results.forest_plot import EffectScale
+from fedpdmc.results.forest_plot import ratios as ratio_table
+from fedpdmc.validation import LEVEL, interval_ends
 
 if TYPE_CHECKING:
     from fedpdmc.results.posterior import Posterior
     from fedpdmc.study.sites_from_table import Sites
 
 Function = Callable[[dict[str, Any]], Any]
-# What the exponential of a coefficient is, by family.
-RATIOS = {
-    "logistic": "odds ratio",
-    "poisson": "rate ratio",
-    "negative_binomial": "rate ratio",
-    "zero_inflated_poisson": "rate ratio",
-    "gamma": "ratio of means",
-    "beta": "odds ratio",
-    "beta_binomial": "odds ratio",
-    "weibull": "time ratio",
-    "log_normal": "time ratio",
-    "piecewise_exponential": "hazard ratio",
-    "ordered_logit": "odds ratio",
-    "multinomial_logit": "ratio of odds against the first level",
-}
 
 
 @double_precision
 def contrasts(
-    post: Posterior, what: Mapping[str, Mapping[str, float] | Function], *, level: float = 0.9, draws: int = DRAWS
+    post: Posterior, what: Mapping[str, Mapping[str, float] | Function], *, level: float = LEVEL, draws: int = DRAWS
 ) -> pd.DataFrame:
     """Functions of the parameters in the units of `Posterior.summary`.
 
@@ -62,19 +49,18 @@ def contrasts(
         A row for each: mean and sd, which are integrals along the paths (or averages over the turns, or over draws of a
         posterior from disk), the ends of the interval, and the probability of being positive.
     """
-    level = probability("level", level, "Give a probability between 0 and 1, such as 0.9.")
+    below, above = interval_ends("level", level).items()
     each = min(max(-(-draws // post.chains), 2), post.most_draws)
     values = {name: jnp.asarray(x.reshape(-1)) for name, x in scalars(post.variables(each)).items()}
     functions = {name: _function(name, one, list(values)) for name, one in what.items()}
-    tail, rows = 50 * (1 - level), {}
+    rows = {}
     for name, f in functions.items():
         drawn = np.asarray(mapped(f)(values), float)
         if drawn.ndim != 1:
             raise InputError(f"what[{name!r}]", f"an array of shape {drawn.shape[1:]}", "Return one number.")
         mean, square = _average(post, f, drawn)
-        low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
         sd = np.sqrt(max(square - mean**2, 0.0))
-        ends = {f"{tail:.4g}%": low, f"{100 - tail:.4g}%": high}
+        ends = {name: np.quantile(drawn, p) for name, p in (below, above)}
         rows[name] = {"mean": mean, "sd": sd, **ends, "P(> 0)": np.mean(drawn > 0)}
     return pd.DataFrame(rows).T
 
@@ -120,10 +106,13 @@ def ratios(
     sites: Sites,
     *,
     by: Mapping[str, float] | None = None,
-    level: float = 0.9,
+    hazard: bool = False,
+    level: float = LEVEL,
     draws: int = DRAWS,
 ) -> pd.DataFrame:
-    """Odds ratios, rate ratios, hazard ratios or time ratios, as the family has them, of all terms but the intercept.
+    """Odds ratios, rate ratios, hazard ratios or time ratios, as the family has them, per unit of every column.
+
+    `Posterior.ratios` has them per standard deviation, about.
 
     Parameters
     ----------
@@ -131,7 +120,9 @@ def ratios(
     sites : Sites
         From `fedpdmc.sites`, which ``post`` was sampled from.
     by : mapping, optional
-        Increases by term, in the column's own units, where they are not one: ``{"age": 10}``.
+        Increases by column, in the column's own units, where they are not one: ``{"age": 10}``.
+    hazard : bool
+        Of a Weibull model hazard ratios in place of time ratios: ``e^{−kβ}`` at each draw, k the shape.
     level : float
     draws : int
 
@@ -140,28 +131,10 @@ def ratios(
     DataFrame
         A row for each term: median, the ends of the interval, and the probability of a ratio above one.
     """
-    family = sites.study.family
-    if family not in RATIOS:
-        raise InputError("sites", f"a study of family {family!r}", f"Ratios are of {', '.join(RATIOS)}.")
-    level = probability("level", level, "Give a probability between 0 and 1, such as 0.9.")
-    steps = dict(by or {})
-    each = min(max(-(-draws // post.chains), 2), post.most_draws)
-    values = scalars(post.variables(each))
-    others = set() if sites.study.model is None else set(sites.names[len(sites.names) - _others(sites) :])
-    terms = [name for name in sites.names if name in values and INTERCEPT not in name and name not in others]
-    if stray := sorted(set(steps) - set(terms)):
-        raise InputError("by", repr(stray[0]), f"Give some of {', '.join(terms)}.")
-    tail, rows = 50 * (1 - level), {}
-    for name in terms:
-        drawn = np.exp(steps.get(name, 1.0) * values[name].reshape(-1))
-        low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
-        shown = f"{name} (+ {steps[name]:g})" if name in steps else name
-        ends = {f"{tail:.4g}%": low, f"{100 - tail:.4g}%": high}
-        rows[shown] = {"median": np.median(drawn), **ends, "P(> 1)": np.mean(drawn > 1)}
-    return pd.DataFrame(rows).T.rename_axis(index=RATIOS[family])
-
-
-def _others(sites: Sites) -> int:
-    """Number of parameters that are not coefficients."""
-    model = sites.study.model
-    return 0 if model is None else sum(one.type.size for one in model.model.source.parameters)
+    scale = EffectScale(**(sites.effect_scale or {"kinds": {"parameter": None}, "ratio": False}))
+    # One unit; of a logarithm, e times as much. A label says an increment only if it was asked for.
+    units = {name: one | {"by": None} for name, one in scale.columns.items()}
+    if hazard and "hazard ratio" not in scale.kinds:
+        remedy = "Hazards are proportional in weibull and piecewise_exponential."
+        raise InputError("hazard", f"True with {sites.study.family!r}", remedy)
+    return ratio_table(post, replace(scale, columns=units), by, level, "hazard ratio" if hazard else None, draws)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fedpdmc.cli import assess, audit, effects, keys, model, network, privacy, report, study
+from fedpdmc.cli import after_run, network, privacy, study
 from fedpdmc.cli.runner import CHECK_FAILED, command
 from fedpdmc.console.interrupts import remains
 
@@ -18,10 +18,10 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_show_locals=False,
 )
-app.add_typer(study.app, name="study")
-app.add_typer(model.app, name="model")
-app.add_typer(audit.app, name="audit")
-app.add_typer(keys.app, name="keys")
+app.add_typer(study.study_app, name="study")
+app.add_typer(study.model_app, name="model")
+app.add_typer(after_run.audit_app, name="audit")
+app.add_typer(network.keys_app, name="keys")
 app.add_typer(privacy.privacy_app, name="privacy")
 app.add_typer(privacy.ledger_app, name="ledger")
 
@@ -58,9 +58,10 @@ command(app, "run")(study.run)
 command(app, "coordinator")(network.coordinator)
 command(app, "site")(network.site)
 command(app, "bundle")(network.bundle)
+command(app, "invite")(network.invite)
 command(app, "join")(network.join)
-command(app, "revoke")(keys.revoke)
-command(app, "assess")(assess.assess)
-command(app, "effects")(effects.effects)
-command(app, "report")(report.report)
+command(app, "revoke")(network.revoke)
+command(app, "assess")(after_run.assess)
+command(app, "effects")(after_run.effects)
+command(app, "report")(after_run.report)
 command(app, "flower-app")(network.flower_app)

@@ -14,6 +14,7 @@ from rich.table import Table
 
 import fedpdmc as fp
 from fedpdmc.datasets import Trial, indomethacin
+from fedpdmc.results.forest_plot import EffectScale, Row, forest
 
 PRIOR_SCALE = 2.5
 LABELS = {
@@ -27,7 +28,7 @@ LABELS = {
 Z_LIMIT = 4.0
 
 
-class Summary(NamedTuple):
+class CoefficientSummary(NamedTuple):
     """Mean, standard deviation, effective sample size and quantiles (2.5, 25, 50, 75, 97.5 %) of each coefficient."""
 
     mean: Float[ndarray, " d"]
@@ -81,32 +82,34 @@ def run(out: Path, *, seed: int, check: bool) -> bool:
     return agrees
 
 
-def _summarise_federated(post, names: tuple[str, ...]) -> Summary:
+def _summarise_federated(post, names: tuple[str, ...]) -> CoefficientSummary:
     """Moments are averages of the posterior itself; quantiles come from draws."""
     ess = post.ess()
     # Second moments mix no faster than the energy.
     worst = np.array([min(ess[name], ess["energy"]) for name in names])
     draws = post.draws(1000).reshape(-1, len(names))
-    return Summary(post.mean(), np.sqrt(np.diag(post.cov())), worst, _quantiles(draws))
+    return CoefficientSummary(post.mean(), np.sqrt(np.diag(post.cov())), worst, _quantiles(draws))
 
 
-def _summarise_pooled(trial: Trial, seed: int) -> Summary:
+def _summarise_pooled(trial: Trial, seed: int) -> CoefficientSummary:
     from fedpdmc.cli.pooled_nuts import pooled_nuts
-    from fedpdmc.results.bulk_ess import bulk_ess
+    from fedpdmc.results.diagnostics import bulk_ess
 
     X = np.concatenate([h.X for h in trial.hospitals])
     y = np.concatenate([h.y for h in trial.hospitals])
     draws = pooled_nuts(X, y, PRIOR_SCALE, seed=seed)
     flat = draws.reshape(-1, draws.shape[-1])
     ess = np.array([bulk_ess(draws[:, :, i]) for i in range(draws.shape[-1])])
-    return Summary(flat.mean(0), flat.std(0, ddof=1), np.minimum(ess, len(flat)), _quantiles(flat))
+    return CoefficientSummary(flat.mean(0), flat.std(0, ddof=1), np.minimum(ess, len(flat)), _quantiles(flat))
 
 
 def _quantiles(draws: Float[ndarray, "n d"]) -> Float[ndarray, "5 d"]:
     return np.quantile(draws, [0.025, 0.25, 0.5, 0.75, 0.975], axis=0)
 
 
-def _odds_table(summary: Summary, ess: dict[str, float], rhat: dict[str, float], names: tuple[str, ...]) -> Table:
+def _odds_table(
+    summary: CoefficientSummary, ess: dict[str, float], rhat: dict[str, float], names: tuple[str, ...]
+) -> Table:
     table = Table(title="Odds ratios of pancreatitis", title_justify="left", caption_justify="left")
     table.caption = "Baseline: a woman of 45 on placebo with risk score 2.5."
     table.add_column("")
@@ -133,7 +136,9 @@ def _traffic_table(post, trial: Trial) -> Table:
     return table
 
 
-def _print_comparison(console: Console, federated: Summary, pooled: Summary, names: tuple[str, ...]) -> bool:
+def _print_comparison(
+    console: Console, federated: CoefficientSummary, pooled: CoefficientSummary, names: tuple[str, ...]
+) -> bool:
     """Print both runs side by side; true if means and standard deviations agree up to Monte Carlo error."""
     shift = (federated.mean - pooled.mean) / np.hypot(
         federated.sd / np.sqrt(federated.ess), pooled.sd / np.sqrt(pooled.ess)
@@ -159,44 +164,13 @@ def _print_comparison(console: Console, federated: Summary, pooled: Summary, nam
     return agrees
 
 
-def _forest_plot(federated: Summary, pooled: Summary | None, names: tuple[str, ...]) -> Figure:
-    """Odds ratios on a log axis: median, 50 % and 95 % intervals, and pooled NUTS for comparison if available."""
-    dark, accent, grey = "#22313f", "#1f6f8b", "#9aa5b1"
-    figure = Figure(figsize=(8.0, 3.6), layout="constrained")
-    axes = figure.add_subplot()
-    axes.axvline(1.0, color=dark, linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)
-    rows = range(len(names) - 1, 0, -1)
-    for row, i in zip(rows, range(1, len(names)), strict=True):
-        low, lower, middle, upper, high = np.exp(federated.quantiles[:, i])
-        axes.plot([low, high], [row, row], color=accent, linewidth=1.8, solid_capstyle="round", zorder=3)
-        axes.plot([lower, upper], [row, row], color=accent, linewidth=5.5, solid_capstyle="round", zorder=3)
-        axes.plot(middle, row, "o", color="white", markeredgecolor=accent, markeredgewidth=1.8, markersize=7, zorder=4)
-        axes.annotate(
-            f"{middle:.2f}  ({low:.2f} to {high:.2f})",
-            (1.02, row),
-            xycoords=("axes fraction", "data"),
-            va="center",
-            fontsize=9.5,
-            color=dark,
-        )
-        if pooled is not None:
-            low, _, middle, _, high = np.exp(pooled.quantiles[:, i])
-            axes.plot([low, high], [row - 0.25] * 2, color=grey, linewidth=1.2, solid_capstyle="round", zorder=2)
-            axes.plot(middle, row - 0.25, "D", color=grey, markersize=3.5, zorder=2)
-    axes.set_xscale("log")
-    ticks = [0.25, 0.5, 1.0, 2.0, 4.0]
-    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    axes.set_xticks([], minor=True)
-    axes.set_xlim(0.22, 4.5)
-    axes.set_yticks(list(rows), [LABELS[name] for name in names[1:]], fontsize=10, color=dark)
-    axes.set_ylim(0.4, len(names) - 0.5)
-    axes.tick_params(axis="y", length=0)
-    axes.tick_params(axis="x", colors=dark)
-    axes.grid(axis="x", color="#e4e8ec", linewidth=0.8, zorder=0)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.set_xlabel("odds ratio of pancreatitis after ERCP (log scale)", color=dark)
-    title = "Four hospitals, one exact posterior, no pooled records"
-    axes.set_title(title, loc="left", pad=22, fontsize=12, fontweight="bold", color=dark)
-    legend = "median, 50 % and 95 % intervals" + ("; grey: NUTS on pooled records" if pooled is not None else "")
-    axes.annotate(legend, (0.0, 1.03), xycoords="axes fraction", va="bottom", fontsize=9, color="#5d6d7e")
-    return figure
+def _forest_plot(federated: CoefficientSummary, pooled: CoefficientSummary | None, names: tuple[str, ...]) -> Figure:
+    """Odds ratios on a log axis, and below each that of pooled NUTS if available."""
+    rows = []
+    for i, name in enumerate(names[1:], 1):
+        for summary, label in ((federated, LABELS[name]), (pooled, "NUTS on pooled records")):
+            if summary is not None:
+                rows.append(Row(label, *np.exp(summary.quantiles[[0, 2, 4], i])))
+    scale = EffectScale({"odds ratio of pancreatitis after ERCP (log scale)": None})
+    panels = [("Four hospitals, one exact posterior, no pooled records", rows)]
+    return forest(Figure(layout="constrained"), panels, scale, None, 0.95, width=8.0)[0].figure

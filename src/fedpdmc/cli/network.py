@@ -1,4 +1,4 @@
-"""A study on a network: ``fedpdmc coordinator`` and ``site``, and the files from which sites are set up."""
+"""A study on a network: its coordinator and sites, the files from which sites are set up, and certificates."""
 
 import contextlib
 import hashlib
@@ -7,23 +7,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer.core import TyperGroup
 
 from fedpdmc.cli.runner import (
     CHECK_FAILED,
+    DATA_HELP,
+    SERVER_NAME_HELP,
+    STORE_HELP,
     Contract,
     Data,
     Ledger,
     LogFile,
     Query,
     ServerName,
-    SiteName,
     Store,
+    command,
     log_to,
     print_findings,
 )
 from fedpdmc.cli.study import verdict_in_summary
 from fedpdmc.console.interrupts import INTERRUPTED, happened, remains
 from fedpdmc.console.wrapping import say
+from fedpdmc.errors import InputError
 
 if TYPE_CHECKING:
     from fedpdmc.operations.preflight import Check as Preflight
@@ -97,12 +102,16 @@ def coordinator(
 
 
 def site(
-    study: Contract,
-    name: SiteName,
-    data: Data,
-    policy: Annotated[Path, typer.Option(help="The site's rules for taking part, policy.toml.")],
-    coordinator: Annotated[str, typer.Option(help="The coordinator's address, host:port.")],
-    store: Store,
+    study: Annotated[Path | None, typer.Argument(help="The study's contract, study.toml.")] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option(help="The site's folder from `fedpdmc join`, instead of the contract and options below."),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="The site's name in the contract.")] = None,
+    data: Annotated[str | None, typer.Option(help=DATA_HELP)] = None,
+    policy: Annotated[Path | None, typer.Option(help="The site's rules for taking part, policy.toml.")] = None,
+    coordinator: Annotated[str | None, typer.Option(help="The coordinator's address, host:port.")] = None,
+    store: Annotated[Path | None, typer.Option(help=STORE_HELP)] = None,
     query: Query = None,
     keys: Keys = None,
     plain_on_loopback: Plain = False,
@@ -112,7 +121,7 @@ def site(
         bool,
         typer.Option("--seeded-for-tests", help="Accept a seed despite a privacy budget: nothing is private then."),
     ] = False,
-    server_name: ServerName = "coordinator",
+    server_name: Annotated[str | None, typer.Option(help=SERVER_NAME_HELP)] = None,
     check: Check = False,
     status: Status = None,
     on_stall: OnStall = None,
@@ -120,7 +129,21 @@ def site(
     stall_after: StallAfter = 300.0,
     log_file: LogFile = None,
 ) -> int:
-    """Take part in a study as one of its sites. Restarted with the same store, it resumes."""
+    """Take part in a study as one of its sites. Restarted with the same folder or store, it resumes."""
+    if folder is not None:
+        from fedpdmc.operations.bundle import read_settings
+
+        given = read_settings(folder)
+        name, data, query = name or given.name, data or given.data, query or given.query
+        coordinator, server_name = coordinator or given.coordinator, server_name or given.server_name
+        ledger = ledger or (None if given.ledger is None else Path(given.ledger))
+        study, policy = study or folder / "study.toml", policy or folder / "policy.toml"
+        store, keys = store or folder / "store", keys or (None if plain_on_loopback else folder / "keys")
+    if study is None or name is None or data is None or policy is None or coordinator is None or store is None:
+        raise typer.BadParameter(
+            "Give --folder, or the contract and --name, --data, --policy, --coordinator, --store and --keys."
+        )
+    server_name = server_name or "coordinator"
     _require_keys(keys, plain_on_loopback)
     log_to(log_file)
     where = {"coordinator": coordinator, "keys": keys, "store": store}
@@ -161,10 +184,40 @@ def bundle(
     say("Tell it to every site by telephone: it covers everything in the file, which is not signed.")
 
 
+def invite(
+    study: Contract,
+    coordinator: Annotated[str, typer.Option(help="The coordinator's address as seen by the sites, host:port.")],
+    keys: Annotated[Path, typer.Option(help="The study's folder of keys; made if it does not exist.")] = Path("keys"),
+    listen: Annotated[str | None, typer.Option(help="The address to listen on, if another one.")] = None,
+    again: Annotated[list[str] | None, typer.Option(help="A site that has joined and gets a new token.")] = None,
+) -> None:
+    """Invite the sites of a study: print a token for each, and admit those whose code is right."""
+    remains("Interrupted. Tokens of sites that have not joined stay valid: run the same command again.")
+    from fedpdmc.operations.invitations import Reception
+
+    with Reception(study, keys, coordinator, listen, again or ()) as reception:
+        if reception.made_authority:
+            say(f"made: {keys}/authority, which signs certificates. Store it offline when all sites have joined.")
+        for name, token in reception.tokens.items():
+            say(f"Send this to {name}:")
+            # Not wrapped: it is copied.
+            print(f"\nfedpdmc join {token} --data RECORDS.csv\n")
+        while reception.missing:
+            say(f"Waiting for {', '.join(reception.missing)} at {reception.address}.")
+            applicant = reception.applicants.get()
+            say(f"{applicant.site} is on the line. Call them, at a number that you knew before.")
+            if reception.admit(applicant, typer.prompt(f"The code that {applicant.site} reads to you")):
+                say(f"The code is right: say so to {applicant.site}, which has joined.")
+            else:
+                say(f"The code differs. Nothing was signed for {applicant.site}. Hang up, and ask them to try again.")
+    say("All sites have joined. Run the study:")
+    print(f"\nfedpdmc coordinator {study} --listen {listen or coordinator} --keys {keys}/coordinator --store run")
+
+
 def join(
-    bundle: Annotated[Path, typer.Argument(help="The file that the study's organiser sent.")],
-    name: SiteName,
+    bundle: Annotated[str, typer.Argument(help="The token, or the bundle, that the study's organiser sent.")],
     data: Data,
+    name: Annotated[str | None, typer.Option(help="The site's name in the contract; a token knows it.")] = None,
     query: Query = None,
     folder: Annotated[Path, typer.Option(help="Folder for the study's files at this site.")] = Path("study"),
     ledger: Ledger = None,
@@ -172,24 +225,39 @@ def join(
         str | None, typer.Option(help="The bundle's SHA-256, as its sender told you; another file is refused.")
     ] = None,
 ) -> int:
-    """Set up a site from a bundle: key, certificate request, policy and systemd unit; then check it. Nothing is started."""
+    """Set up a site from a token or a bundle: keys, policy and systemd unit; then check it. The run is not started."""
     from fedpdmc.operations.bundle import UNIT, Joining, read_bundle
+    from fedpdmc.operations.invitations import PREFIX, accept_invitation, read_token
 
-    found = read_bundle(bundle, sha256)
+    if invited := bundle.startswith(PREFIX):
+        invitation = read_token(bundle)
+        if name not in (None, invitation.site):
+            raise typer.BadParameter(f"The token is for {invitation.site!r}, not {name!r}.")
+        name, found = invitation.site, accept_invitation(invitation, folder, _confirm_code)
+    elif name is None:
+        raise typer.BadParameter("Give --name, the site's name in the contract.")
+    else:
+        found = read_bundle(bundle, sha256)
     joining = Joining(found, name, data, folder, query, ledger)
     for path in joining.write():
         say(f"written: {path}")
-    failed = print_findings(joining.findings())
+    failed = print_findings(joining.findings(alone=invited))
     if joining.key:
         say(f"SHA-256 of the bundle: {found.digest}")
         say(f"SHA-256 of this site's key: {joining.key}")
         say(f"Compare both hashes by telephone with the sender of the bundle, and send {folder}/keys/request.pem.")
         say(f"Put the certificate.pem that you receive into {folder}/keys, and run this command again.")
     elif not failed:
-        say(f"Ready. Read {folder}/policy.toml, then run {folder}/{UNIT} or the command in it.")
+        say(f"Ready. Read {folder}/policy.toml, then run: fedpdmc site --folder {folder} (or install {folder}/{UNIT}).")
     if failed:
         say(f"Not ready. Fix: {', '.join(failed)}.")
     return CHECK_FAILED if failed else 0
+
+
+def _confirm_code(code: str) -> bool:
+    say(f"Code: {code}")
+    say("Read it to the study's organiser by telephone. The number must not come from the message with the token.")
+    return typer.prompt("When they say that the code is right, type yes").strip().lower() == "yes"
 
 
 def flower_app(folder: Annotated[Path, typer.Argument(help="Folder for the app.")]) -> None:
@@ -209,8 +277,7 @@ def _watching(
     status: str | None, on_stall: str | None, stall_after: float, stall_webhook: str | None
 ) -> "Watching | None":
     """How to monitor the run; None if no option asks for it. A malformed command or address is refused here."""
-    from fedpdmc.operations.status import Watching
-    from fedpdmc.operations.status.stall_alerts import alerts
+    from fedpdmc.operations.status import Watching, alerts
 
     if status is None and on_stall is None and stall_webhook is None:
         return None
@@ -222,3 +289,105 @@ def _report(check: "Preflight") -> int:
     failed = print_findings(check.findings())
     say(f"Not ready. Fix: {', '.join(failed)}." if failed else "Ready. Nothing was started or sent.")
     return CHECK_FAILED if failed else 0
+
+
+# Certificates --------------------------------------------------------------------------------------------------------
+
+
+Days = Annotated[int, typer.Option(min=1, help="Days until the certificates expire.")]
+
+
+class _KeysGroup(TyperGroup):
+    """`fedpdmc keys FOLDER` is short for `fedpdmc keys make FOLDER`."""
+
+    def parse_args(self, ctx, args):
+        return super().parse_args(ctx, self._with_command(args))
+
+    def resolve_command(self, ctx, args):
+        return super().resolve_command(ctx, self._with_command(args))
+
+    def _with_command(self, args):
+        named = not args or args[0] in self.commands or args[0] == "--help"
+        return list(args) if named else ["make", *args]
+
+
+keys_app = typer.Typer(help="Make, request and sign the certificates of a study.", no_args_is_help=True, cls=_KeysGroup)
+
+
+@command(keys_app, "request")
+def _request(
+    folder: Annotated[Path, typer.Argument(help="This party's folder of keys.")],
+    name: Annotated[str, typer.Option(help="The site's name in the contract, or coordinator.")],
+) -> None:
+    """Make this party's private key, and a request for the study's authority to sign."""
+    from fedpdmc.certificates import request_certificate
+
+    path, fingerprint = request_certificate(folder, name)
+    say(f"Send {path} to the study's authority. Keep {folder}/key.pem here.")
+    say(f"SHA-256 of the key; compare it with what the authority reads: {fingerprint}")
+
+
+@command(keys_app, "authority")
+def _authority(folder: Annotated[Path, typer.Argument(help="A new folder. Store it separately and securely.")]) -> None:
+    """Make the authority of a study, which signs the parties' certificates."""
+    from fedpdmc.certificates import make_authority
+
+    say(f"SHA-256 of the authority's certificate: {make_authority(folder)}")
+    say(f"{folder}/key.pem signs certificates: keep it offline. {folder}/certificate.pem is public.")
+
+
+@command(keys_app, "sign")
+def _sign(
+    authority: Annotated[Path, typer.Argument(help="The authority's folder, from `fedpdmc keys authority`.")],
+    request: Annotated[Path, typer.Argument(help="A party's request.pem.")],
+    name: Annotated[str, typer.Option(help="The name of the party that sent the request.")],
+    out: Annotated[Path, typer.Option(help="Folder for the signed certificate and authority.pem.")],
+    days: Days = 365,
+    host: Annotated[list[str] | None, typer.Option(help="A host name or address of the coordinator.")] = None,
+) -> None:
+    """Sign a party's request, as the study's authority."""
+    from fedpdmc.certificates import sign_request
+
+    fingerprint = sign_request(authority, request, name, out, days=days, hosts=host or [])
+    say(f"SHA-256 of the key: {fingerprint}")
+    say(f"If {name} reads the same hash from its own request, send it {out}. Both files go next to its key.pem.")
+
+
+@command(keys_app, "make")
+def _make(
+    folder: Annotated[Path, typer.Argument(help="Folder for the keys of all parties.")],
+    study: Annotated[Path | None, typer.Option(help="A contract: make a certificate for each of its sites.")] = None,
+    site: Annotated[list[str] | None, typer.Option(help="A site that gets a certificate.")] = None,
+    days: Days = 365,
+    host: Annotated[list[str] | None, typer.Option(help="A host name or address of a Flower SuperLink.")] = None,
+) -> None:
+    """Make a certificate authority, and certificates for the coordinator and the sites of a study."""
+    from fedpdmc.certificates import make_keys
+    from fedpdmc.study import read_study
+
+    names = [*(site or []), *(read_study(study).sites if study is not None else [])]
+    if not names:
+        raise InputError("keys", "no sites", "Give --study, or --site for each of them.")
+    make_keys(folder, list(dict.fromkeys(names)), days=days, hosts=host or [])
+    say(f"{folder}/coordinator is for the coordinator, {folder}/sites/NAME for each site.")
+    say(f"{folder}/authority signs further certificates. Store it separately and securely.")
+
+
+def revoke(
+    folder: Annotated[Path, typer.Argument(help="Keys of the party that will refuse it, such as keys/coordinator.")],
+    certificate: Annotated[list[Path] | None, typer.Option(help="A certificate.pem to revoke.")] = None,
+    fingerprint: Annotated[
+        list[str] | None, typer.Option(help="The SHA-256 of a certificate, in hexadecimal digits.")
+    ] = None,
+) -> None:
+    """Revoke a certificate. A running coordinator refuses it immediately, also on open connections."""
+    from fedpdmc import certificates as keys
+
+    try:
+        found = [keys.fingerprint(path.read_bytes()) for path in certificate or []] + (fingerprint or [])
+    except (OSError, ValueError) as error:
+        raise InputError("certificate", str(error), "Give a certificate.pem, or --fingerprint.") from error
+    if not found:
+        raise InputError("revoke", "nothing", "Give --certificate or --fingerprint.")
+    path = keys.revoke(folder, found)
+    say(f"{path}: {len(path.read_text().splitlines())} certificates revoked in total.")

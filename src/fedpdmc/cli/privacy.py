@@ -12,7 +12,7 @@ from fedpdmc.cli.runner import command
 from fedpdmc.errors import InputError
 
 if TYPE_CHECKING:
-    from fedpdmc.privacy.ledger_entries import Entry
+    from fedpdmc.privacy.ledger import Entry
 
 privacy_app = typer.Typer(help="Compute what a privacy budget costs and buys.", no_args_is_help=True)
 ledger_app = typer.Typer(help="Create and inspect a site's privacy ledger.", no_args_is_help=True)
@@ -36,7 +36,7 @@ def _arrival(
     delta: Annotated[float | None, typer.Option(help="The delta, to compute the smallest excess rate.")] = None,
 ) -> None:
     """Privacy of the time of one switch, by the paper's Theorem 5.1."""
-    from fedpdmc.privacy.single_arrival import one_arrival_delta, one_arrival_excess
+    from fedpdmc.privacy.accountant import one_arrival_delta, one_arrival_excess
 
     _check_one("--excess, --delta", excess, delta)
     if excess is not None:
@@ -56,7 +56,7 @@ def _horizon(
     horizon: Annotated[float | None, typer.Option(help="The horizon, to compute the smallest excess rate.")] = None,
 ) -> None:
     """Privacy of one arrival with delta = 0: the longest plan, or the smallest excess rate."""
-    from fedpdmc.privacy.single_arrival import censored_excess, censored_horizon
+    from fedpdmc.privacy.accountant import censored_excess, censored_horizon
 
     _check_one("--excess, --horizon", excess, horizon)
     if excess is not None:
@@ -121,12 +121,12 @@ def _plan(
     ] = None,
 ) -> None:
     """What a budget buys: one shot, one shot on a secure sum and the exact chain, compared, with a recommendation."""
-    from fedpdmc.privacy import budget_planning, comparison
+    from fedpdmc.privacy import budget_planning
 
     usual = budget_planning.usual_sensitivity(records, sites, dim, neighbours)
     known = usual if sensitivity is None else sensitivity
     question = budget_planning.Question(records, sites, dim, epsilon, delta, known, ess)
-    print(comparison.text(question, neighbours, colluding))
+    print(budget_planning.text(question, neighbours, colluding))
     print(fill(f"The exact chain, in other shapes. {budget_planning.advice(question)}", 79, initial_indent="\n"))
     print(f"\n{budget_planning.table(question)}")
     if plot is None:
@@ -134,7 +134,7 @@ def _plan(
     others = [question._replace(epsilon=factor * epsilon) for factor in (1.0, 2.0, 4.0, 8.0)]
     budget_planning.plot(others, plot)
     methods = plot.with_stem(f"{plot.stem}-ways")
-    comparison.plot(question, methods, colluding)
+    budget_planning.plot_comparison(question, methods, colluding)
     print(f"\nFrontiers for epsilon up to {others[-1].epsilon:g}: {plot}; all methods: {methods}")
 
 
@@ -144,7 +144,7 @@ def _create(
 ) -> None:
     """Create an empty ledger, once for each data set. A site with a privacy budget does not start without one."""
     from fedpdmc.privacy.budget import default_path
-    from fedpdmc.privacy.ledger_identity import create_ledger
+    from fedpdmc.privacy.ledger import create_ledger
 
     made = create_ledger(default_path() if path is None else path)
     print(f"{made}: an empty ledger. Keep it with the records: from now on the site needs it.")
@@ -153,7 +153,7 @@ def _create(
 @command(ledger_app, "adopt")
 def _adopt(path: Annotated[Path, typer.Argument(help="The ledger, at its new place.")]) -> None:
     """Use a ledger that was moved to another disk. Never use a second copy: it would be a second budget."""
-    from fedpdmc.privacy.ledger_identity import adopt_ledger
+    from fedpdmc.privacy.ledger import adopt_ledger
 
     adopt_ledger(path)
     print(f"{path}: in use from now on. Delete all other copies.")
@@ -166,7 +166,7 @@ def _show(
 ) -> None:
     """Print a ledger's entries with the running total of epsilon, after checking its hash chain."""
     from fedpdmc.privacy.budget import default_path
-    from fedpdmc.privacy.ledger_entries import account_of, read
+    from fedpdmc.privacy.ledger import account_of, read
 
     entries = read(default_path() if path is None else path)
     accounts = {entry.dataset: account_of(entry) for entry in entries if entry.kind == "account"}
@@ -215,7 +215,7 @@ def _when(seconds: float) -> str:
 
 
 def _line(entry: "Entry", accounts) -> str:
-    from fedpdmc.privacy.account_bounds import spent_epsilon
+    from fedpdmc.privacy.accountant import spent_epsilon
 
     account = accounts[entry.dataset]
     spent = spent_epsilon(account.bound, account.alpha, entry.spent, account.delta) if entry.spent > 0 else 0.0

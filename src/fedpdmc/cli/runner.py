@@ -29,14 +29,17 @@ OF_THE_MACHINE = (errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.
 
 Contract = Annotated[Path, typer.Argument(help="The study's contract, study.toml.")]
 SiteName = Annotated[str, typer.Option(help="The site's name in the contract.")]
-Data = Annotated[str, typer.Option(help="The site's records: a .csv or .parquet file, sqlite:PATH or postgresql://...")]
+DATA_HELP = "The site's records: a .csv or .parquet file, sqlite:PATH or postgresql://..."
+STORE_HELP = "Folder for this party's run data; a restart resumes from it."
+SERVER_NAME_HELP = "The name that the coordinator's certificate must have."
+Data = Annotated[str, typer.Option(help=DATA_HELP)]
 Query = Annotated[str | None, typer.Option(help="SQL query that returns the records (databases only).")]
-Store = Annotated[Path, typer.Option(help="Folder for this party's run data; a restart resumes from it.")]
+Store = Annotated[Path, typer.Option(help=STORE_HELP)]
 Ledger = Annotated[Path | None, typer.Option(help="The site's privacy ledger. Default: the user's own.")]
 LogFile = Annotated[
     Path | None, typer.Option(help="Also write log lines to this file. If it is moved away, a new one is begun.")
 ]
-ServerName = Annotated[str, typer.Option(help="The name that the coordinator's certificate must have.")]
+ServerName = Annotated[str, typer.Option(help=SERVER_NAME_HELP)]
 
 
 def command(app: typer.Typer, name: str) -> Callable[[Callable[..., int | None]], Callable[..., None]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -17,18 +17,26 @@ from jaxtyping import Array, Float
 
 from fedpdmc._jax.by_numpy import once
 from fedpdmc.clocks.base import Clock
-from fedpdmc.clocks.cell_thinning import ThinnedClock
 from fedpdmc.clocks.closed_form import AffineClock, ExponentialClock, is_exponential
-from fedpdmc.clocks.dense_settings import best_setting, dense_clocks, fits, gradient_price
-from fedpdmc.clocks.envelopes.ball_polynomial import MOST_CANDIDATES, BallPolynomial
-from fedpdmc.clocks.envelopes.base import CELL_PRICE, PROGRAM_CELL_PRICE, cell_length, reach_of, usual_states
-from fedpdmc.clocks.envelopes.flip_polynomial import flip_polynomial
-from fedpdmc.clocks.envelopes.quadratic_rate_bound import evaluate
-from fedpdmc.clocks.envelopes.record_polynomial import record_polynomial
-from fedpdmc.clocks.envelopes.third_order import QuadraticPart, ThirdOrder
-from fedpdmc.clocks.envelopes.time_polynomial import time_polynomial
-from fedpdmc.clocks.interval_thinning import IntervalClock
-from fedpdmc.clocks.segment_thinning import SegmentClock
+from fedpdmc.clocks.dense import (
+    best_setting,
+    cubic_clock,
+    cubic_price,
+    dense_clocks,
+    fits,
+    gradient_price,
+    pooled,
+    prices,
+)
+from fedpdmc.clocks.envelopes import CELL_PRICE, PROGRAM_CELL_PRICE, cell_length, evaluate, reach_of, usual_states
+from fedpdmc.clocks.thinning import (
+    IntervalClock,
+    QuadraticPart,
+    SegmentClock,
+    ThinnedClock,
+    ThirdOrder,
+    time_polynomial,
+)
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.errors import InputError
 from fedpdmc.potentials import (
@@ -40,27 +48,22 @@ from fedpdmc.potentials import (
     Sum,
     beside_taylor,
     cubic_remainder,
-    known_orders,
-    polynomial_on_lines,
-    polynomial_remainder,
     records_of,
 )
 
-# A clock that costs no more than this is chosen without computing the cost of the next, which takes seconds. Cells, which
-# come after polynomials of time, are seldom cheaper and take the longest to compile.
-CHEAP, CHEAP_BALLS, CHEAP_PROGRAM = 3.0, 27.0, 1e4
-# Passes over one record that take as long as it takes to compile a clock on polynomials of the position.
-COMPILATION = 1e9
-# The largest rounding error relative to a usual rate; and the rounding, per unit of velocity, above which a polynomial on
-# balls is not used: there the rounding is only estimated, whereas cells and polynomials of time carry a bound of it.
-NOISY, CLEAN = 1e-3, 1e-6
+# A clock that costs no more than this is chosen without computing the cost of the next, which takes seconds.
+CHEAP = 3.0
+# The same for a program's polynomials of time: cells, which come next, are seldom cheaper and take the longest to compile.
+CHEAP_PROGRAM = 1e4
+# The largest rounding error relative to a usual rate.
+NOISY = 1e-3
 # A dense clock is made for many chains. If their number is unknown its cost is that for few, which is higher by this factor.
 FEW_CHAINS, FEW_CHAINS_PRICE = 64, 4.0
 # States at which the cost of cells is found.
 TRIALS = 256
 
 
-class Choice(NamedTuple):
+class ClockChoice(NamedTuple):
     """A clock, and what it was preferred to.
 
     Attributes
@@ -88,9 +91,7 @@ def choose(
     dynamics: Dynamics,
     center: Float[Array, " d"] | None = None,
     site: str = "",
-    chain_time: float = math.inf,
-    jumps: bool = False,
-) -> Choice:
+) -> ClockChoice:
     """The cheapest exact clock for a potential in whitened coordinates.
 
     Parameters
@@ -101,19 +102,14 @@ def choose(
         Where the potential's quadratic control variate was made from second derivatives, if it was.
     site : str
         Whose potential it is, for errors.
-    chain_time : float
-        Process time of all chains that the clock is made for. In a short run a clock that compiles quickly is better, even
-        if it costs more per unit of time.
-    jumps : bool
-        Whether a function may jump at surfaces: then it has no Taylor polynomial of the position.
     """
     if isinstance(potential, Program):
-        return _cheapest(_of_program(potential, dynamics, center, site, chain_time, jumps))
-    potential = prepared(potential, dynamics)
+        return _cheapest(_of_program(potential, dynamics, site))
+    potential = with_constants(potential, dynamics)
     if potential.affine(dynamics.flow.rotating):
-        return Choice(AffineClock(potential, dynamics), "rates are inverted in closed form", {})
+        return ClockChoice(AffineClock(potential, dynamics), "rates are inverted in closed form", {})
     if is_exponential(potential, dynamics):
-        return Choice(ExponentialClock(potential, dynamics), "rates are inverted in closed form", {})  # type: ignore[arg-type]
+        return ClockChoice(ExponentialClock(potential, dynamics), "rates are inverted in closed form", {})  # type: ignore[arg-type]
     return _cheapest(_of_records(potential, dynamics, center))
 
 
@@ -122,7 +118,7 @@ def clock_for(potential: Potential, dynamics: Dynamics) -> Clock:
     return choose(potential, dynamics).clock
 
 
-class Offer(NamedTuple):
+class ClockOffer(NamedTuple):
     """A clock and its cost. At or below ``enough`` the following clocks are not considered; None for cells, the last."""
 
     clock: Clock
@@ -130,37 +126,33 @@ class Offer(NamedTuple):
     enough: float | None = None
 
 
-def _cheapest(offers: Iterator[Offer]) -> Choice:
+def _cheapest(offers: Iterator[ClockOffer]) -> ClockChoice:
     """The cheapest of clocks that are made one by one."""
     costs, best = {}, None
     for clock, cost, enough in offers:
         if best is None and enough is None:
-            return Choice(clock, "no other applies", {})
+            return ClockChoice(clock, "no other applies", {})
         costs[clock.name] = cost()
         if best is None or costs[clock.name] < costs[best.name]:
             best = clock
         if enough is not None and costs[best.name] <= enough:
             why = f"below {enough:g} gradients per unit of process time no other is considered"
-            return Choice(best, why, costs)
+            return ClockChoice(best, why, costs)
     assert best is not None
-    return Choice(best, "the lowest cost", costs)
+    return ClockChoice(best, "the lowest cost", costs)
 
 
-def _of_records(potential: Potential, dynamics: Dynamics, center) -> Iterator[Offer]:
+def _of_records(potential: Potential, dynamics: Dynamics, center) -> Iterator[ClockOffer]:
     """Clocks of sums over records, and of anything that encloses its field."""
     third = None if center is None else third_order(potential, center)
     if third is not None:
-        yield Offer(SegmentClock(potential, dynamics, third), lambda: third.cost(potential, dynamics), CHEAP)
-    polynomial = record_polynomial(potential, dynamics)
-    if polynomial is not None:
-        clock = ThinnedClock(potential, dynamics, polynomial)
-        yield Offer(clock, lambda: polynomial.cost(potential, dynamics), CHEAP)
+        yield ClockOffer(SegmentClock(potential, dynamics, third), lambda: third.cost(potential, dynamics), CHEAP)
     if not dynamics.flips and dynamics.flow.rotating and center is not None and fits(potential):
         setting = best_setting(potential, dynamics)
         (clock,) = dense_clocks([potential], dynamics, setting, FEW_CHAINS)
         price = FEW_CHAINS_PRICE * setting.cost / gradient_price(potential)
-        yield Offer(clock, lambda: price, CHEAP)
-    yield Offer(ThinnedClock(potential, dynamics), lambda: cost_of_cells(potential, dynamics))
+        yield ClockOffer(clock, lambda: price, CHEAP)
+    yield ClockOffer(ThinnedClock(potential, dynamics), lambda: cost_of_cells(potential, dynamics))
 
 
 def third_order(potential: Potential, center: Float[Array, " d"]) -> ThirdOrder | None:
@@ -179,39 +171,17 @@ def third_order(potential: Potential, center: Float[Array, " d"]) -> ThirdOrder 
     )  # fmt: skip
 
 
-def _of_program(
-    program: Program, dynamics: Dynamics, center, site: str, chain_time: float, jumps: bool
-) -> Iterator[Offer]:
-    """Clocks of a user's function: polynomials of the position if there are few parameters, polynomials of time, and cells.
-
-    Polynomials of the position cost the least per event and the most to make: in a short run those of time come first.
-    """
-    smooth = not jumps and dynamics.flips != dynamics.flow.rotating
-    few = smooth and bool(known_orders(program.dim, dynamics.flow.rotating))
-    soon = COMPILATION / (max(program.records, 1) * chain_time)
-    early = few and soon >= 1
-    if early:
-        found = time_polynomial(program, dynamics)
-        if found is not None:
-            curves, quiet = found
-            _check_noise(quiet, site)
-            clock = IntervalClock(quiet, dynamics, curves)
-            yield Offer(clock, functools.partial(curves.cost, quiet, dynamics), soon)
-    if few:
-        program = _paced(program, dynamics)
-        _check_noise(program, site)
-        known = _on_balls(program, dynamics, jnp.zeros(program.dim) if center is None else center)
-        if known is not None:
-            yield known
-    found = None if early else time_polynomial(program, dynamics)
+def _of_program(program: Program, dynamics: Dynamics, site: str) -> Iterator[ClockOffer]:
+    """Clocks of a user's function: polynomials of time, and cells."""
+    found = time_polynomial(program, dynamics)
     if found is not None:
         curves, program = found
         _check_noise(program, site)
         clock = IntervalClock(program, dynamics, curves)
-        yield Offer(clock, functools.partial(curves.cost, program, dynamics), CHEAP_PROGRAM)
+        yield ClockOffer(clock, functools.partial(curves.cost, program, dynamics), CHEAP_PROGRAM)
     program = _paced(program, dynamics)
     _check_noise(program, site)
-    yield Offer(ThinnedClock(program, dynamics), lambda: cost_of_cells(program, dynamics))
+    yield ClockOffer(ThinnedClock(program, dynamics), lambda: cost_of_cells(program, dynamics))
 
 
 def _check_noise(program: Program, site: str) -> None:
@@ -229,25 +199,6 @@ def _check_noise(program: Program, site: str) -> None:
             "Look for values in 32 bits, for large offsets that are added and subtracted again, and for differences such as "
             "(1 + u) - 1 or log(1 + u): write them with expm1, log1p and centred data.",
         )
-
-
-def _on_balls(program: Program, dynamics: Dynamics, center: Float[Array, " d"]) -> Offer | None:
-    """A clock that thins with a polynomial of the position, if the program's derivatives can be enclosed."""
-    if program.noise is None or not program.noise <= CLEAN:
-        return None
-    at, rounding = np.asarray(center), float(program.noise)
-    if dynamics.flips:
-        known = polynomial_on_lines(program, at, rounding)
-        if known is None:
-            return None
-        point = flip_polynomial(program, known, dynamics)
-        return Offer(ThinnedClock(program, dynamics, point), lambda: point.cost(program, dynamics), CHEAP_BALLS)
-    remainder = polynomial_remainder(program, at, rounding)
-    if remainder is None:
-        return None
-    ball = BallPolynomial(remainder)
-    clock = SegmentClock(program, dynamics, ball, jnp.asarray(MOST_CANDIDATES))
-    return Offer(clock, lambda: ball.cost(program, dynamics), CHEAP_BALLS)
 
 
 def cost_of_cells(potential: Potential, dynamics: Dynamics) -> float:
@@ -269,12 +220,12 @@ def _usual_reach(potential: Potential, dynamics: Dynamics, a: Float[Array, "n d"
     return jnp.mean(jnp.where(jnp.isfinite(reach), reach, 0.0))
 
 
-def prepared(potential: Potential, dynamics: Dynamics) -> Potential:
+def with_constants(potential: Potential, dynamics: Dynamics) -> Potential:
     """The records with the constants that the dynamics need, computed once."""
     if isinstance(potential, Sum):
-        return Sum(tuple(prepared(term, dynamics) for term in potential.terms))
+        return Sum(tuple(with_constants(term, dynamics) for term in potential.terms))
     if isinstance(potential, Shared):
-        return Shared(prepared(potential.records, dynamics), potential.prior)
+        return Shared(with_constants(potential.records, dynamics), potential.prior)
     if isinstance(potential, Program):
         return _paced(potential, dynamics)
     if not dynamics.flips or dynamics.flow.rotating:
@@ -292,3 +243,62 @@ def _paced(potential: Program, dynamics: Dynamics) -> Program:
 @once
 def _with_cubic(potential: LinearPredictor) -> LinearPredictor:
     return potential.with_cubic()
+
+
+# For all sites of a process --------------------------------------------------------------------------------------------
+
+
+# Fewer chains do not fill the vectors.
+LEAST_CHAINS = 32
+TOGETHER = "the lowest cost for all sites in one process"
+
+
+def choices_in_one_process(
+    potentials: Sequence[LinearPredictor], each: Callable[[], list[ClockChoice]], dynamics: Dynamics, chains: int
+) -> list[ClockChoice]:
+    """The clocks of all sites of a process: what costs least together, in nanoseconds per unit of process time.
+
+    Dense clocks with one setting; third orders in lockstep, if all sites have one; or the clock of each site by itself.
+
+    Parameters
+    ----------
+    potentials : sequence of LinearPredictor
+        What the sites walk with if all are sums over records; else empty.
+    each : callable
+        Makes the choice of every site, in the order of the potentials. It is not called where dense clocks cost less than
+        the other clocks without their gradients: tensors take longer to make than a setting.
+    dynamics : Dynamics
+    chains : int
+    """
+    if dynamics.flips or not dynamics.flow.rotating or not potentials or not all(map(fits, potentials)):
+        return each()
+    setting, sites = best_setting(pooled(potentials), dynamics), len(potentials)
+    units = [gradient_price(potential) for potential in potentials]
+    dense, apart, cubic = setting.cost, sites * prices().time, sites * cubic_price(potentials[0].dim)
+    costs: list[dict[str, float]] = [{} for _ in potentials]
+    if min(apart, cubic) <= dense:
+        choices = each()
+        own = [_gradients(choice, dynamics) for choice in choices]
+        costs = [{choice.clock.name: cost} | choice.costs for choice, cost in zip(choices, own, strict=True)]
+        apart += float(np.dot(own, units))
+        clocks = [choice.clock for choice in choices if isinstance(choice.clock, SegmentClock)]
+        if len(clocks) == sites:
+            fewer = [clock.envelope.cost_in_lockstep(clock.potential, dynamics) for clock in clocks]
+            cubic += float(np.dot(fewer, units))
+            if cubic < min(apart, dense):
+                return [
+                    ClockChoice(cubic_clock(clock), TOGETHER, {clock.name: cost, "DenseClock": dense / sum(units)})
+                    for clock, cost in zip(clocks, fewer, strict=True)
+                ]
+        if apart <= dense:
+            return choices
+    made = dense_clocks(potentials, dynamics, setting, chains)
+    return [
+        ClockChoice(x, TOGETHER, known | {x.name: dense / sum(units)}) for x, known in zip(made, costs, strict=True)
+    ]
+
+
+def _gradients(choice: ClockChoice, dynamics: Dynamics) -> float:
+    """The cost of a clock, computed where there was no other."""
+    known = choice.costs.get(choice.clock.name)
+    return cost_of_cells(choice.clock.potential, dynamics) if known is None else known

@@ -2,13 +2,12 @@
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from fedpdmc._jax.compilation import apart
 from fedpdmc._jax.random_streams import exponentials, uniforms
-from fedpdmc.clocks.base import Clock, keep_done, pick_mark, unit
-from fedpdmc.clocks.envelopes.quadratic_rate_bound import taylor
-from fedpdmc.clocks.path import NOT_FINITE, Path, Walk, advance
+from fedpdmc.clocks.base import Clock, Walk, keep_done, pick_mark, unit
+from fedpdmc.clocks.envelopes import taylor
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.potentials import LinearPredictor, Poisson, Potential
 
@@ -85,30 +84,23 @@ class AffineClock(ClosedForm):
     potential: Potential
     dynamics: Dynamics
 
-    def first_flip(
-        self, a: Float[Array, "d C"], v: Float[Array, "d C"], u: Float[Array, "d C"], number: Int[Array, " C"]
-    ) -> tuple[Float[Array, " C"], Int[Array, " C"], Bool[Array, " C"]]:
-        """Time and coordinate of the first flip on a line from ``(a, v)``, and where the rates are not finite."""
-        value, slope = self.potential.flip_rates(a, v)
-        wait, mark = earliest(affine_clocks(value, slope, u, number))
-        return wait, mark, ~jnp.isfinite(jnp.sum(value + slope, 0))
-
     def step(self, state, path, keys):
         """One segment."""
         a, v = path.state(self.dynamics, state.segment, state.offset)
         u = uniforms(keys, path.number, state.draws, self.marks)
         if self.dynamics.flips:
-            wait, mark, broken = self.first_flip(a.T, v.T, u, path.number)
+            value, slope = self.potential.flip_rates(a.T, v.T)
         else:
             bound = taylor(self.dynamics, self.potential.field(False, False, a, v), a, v)
-            wait, mark = earliest(affine_clocks(bound.value.T, bound.slope.T, u, path.number))
-            broken = ~jnp.isfinite(bound.value + bound.slope)[:, 0]
+            value, slope = bound.value.T, bound.slope.T
+        wait, mark = earliest(affine_clocks(value, slope, u, path.number))
+        broken = ~jnp.isfinite(jnp.sum(value + slope, 0))
         hit = wait < path.at(path.duration, state.segment) - state.offset
         normal = None
         if not self.dynamics.flips:
             there, _ = self.dynamics.flow.move(a, v, jnp.where(hit, wait, 0.0))
             normal = unit(self.potential.field(False, False, there, v).gradient)
-        return keep_done(state.done, state, _drawn(state, path, wait, hit, hit, mark, broken, normal))
+        return keep_done(state.done, state, state.drawn(path, wait, ~hit, hit, mark, broken, normal))
 
 
 class ExponentialClock(ClosedForm):
@@ -139,18 +131,8 @@ class ExponentialClock(ClosedForm):
         expected, climbing = counts[mark], pick_mark(rising, mark)
         chance = jnp.where(climbing, 1 - expected * jnp.exp(-at), 1 - jnp.exp(at) / expected)
         broken = jnp.any(~jnp.isfinite(jnp.exp(x)), -1)
-        new = _drawn(state, path, wait, hit, hit & (u[-1] < chance), mark, broken)
+        new = state.drawn(path, wait, ~hit, hit & (u[-1] < chance), mark, broken)
         return keep_done(state.done, state, new)
-
-
-def _drawn(walk: Walk, path: Path, wait, hit, accepted, mark, broken, normal=None) -> Walk:
-    """The walk after a draw: at its candidate or the next segment, and done where the candidate is accepted."""
-    segment, offset, over = advance(path, walk.segment, walk.offset, wait, ~hit)
-    time = jnp.where(accepted, path.at(path.begin, walk.segment) + offset, path.horizon)
-    return Walk(
-        segment, offset, walk.draws + 1, accepted | over, accepted, time, mark,
-        walk.normal if normal is None else normal, walk.passes + 1, jnp.where(broken, NOT_FINITE, walk.fault),
-    )  # fmt: skip
 
 
 def is_exponential(potential: Potential, dynamics: Dynamics) -> bool:
@@ -160,6 +142,7 @@ def is_exponential(potential: Potential, dynamics: Dynamics) -> bool:
         and potential.diagonal
         and isinstance(potential.loss, Poisson)
         and potential.control is None
+        and potential.weight is None
         and dynamics.flips
         and not dynamics.flow.rotating
     )

@@ -1,23 +1,46 @@
-"""A clock that knows the rate of its records along a whole piece of a rotation from one product with their design."""
+"""A clock that knows its rate along a whole piece of a rotation as a polynomial with a proved error."""
 
 from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple, TypeGuard
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
 
+from fedpdmc._jax.by_numpy import once
+from fedpdmc._jax.compilation import on_device
 from fedpdmc._jax.random_streams import exponentials, uniforms
-from fedpdmc.clocks.base import Clock, keep_done, unit
+from fedpdmc.clocks.base import Clock, Path, Walk, accept, advance, keep_done, served, unit
 from fedpdmc.clocks.closed_form import affine_clock
-from fedpdmc.clocks.envelopes.base import cell_length
-from fedpdmc.clocks.envelopes.quadratic_rate_bound import evaluate
-from fedpdmc.clocks.path import Path, Walk, advance, judged
-from fedpdmc.clocks.superposed_candidates import CANDIDATES, DRAWN, Found, cells_of, first_candidate
-from fedpdmc.clocks.unfinished_chains import served
-from fedpdmc.dynamics import Dynamics
-from fedpdmc.potentials import LinearPredictor
-from fedpdmc.potentials.dense_rates import Curves, RecordCurves
+from fedpdmc.clocks.envelopes import cell_length, evaluate, usual_states
+from fedpdmc.clocks.thinning import SegmentClock, ThirdOrder
+from fedpdmc.dynamics import QUARTER, Dynamics
+from fedpdmc.potentials import LinearPredictor, Logistic, Potential
+from fedpdmc.potentials.chebyshev import RateCurve, interpolant
+from fedpdmc.potentials.dense_rates import (
+    BLOCK,
+    DEGREES,
+    ROOM,
+    ROUNDOFF,
+    InterpolatedCurves,
+    LogisticCurves,
+    RecordCurves,
+    blocking,
+    count_records,
+    ellipses,
+    interpolated_curves,
+    local_terms,
+    logistic_curves,
+    logistic_terms,
+    summands,
+)  # fmt: skip
 
 # Candidates that the error may add to a piece.
 MOST_ADDED = 4.0
@@ -32,23 +55,31 @@ class DenseWalk(eqx.Module):
 
 
 class DenseClock(Clock[DenseWalk]):
-    """Reflections of records on a rotation, by curves of their rates (`RecordCurves`) that are renewed on every piece.
+    """Reflections of records on a rotation, by curves of their rates that are renewed on every piece.
 
     Attributes
     ----------
-    curves : RecordCurves
+    curves : RecordCurves or ThirdOrder
+        Made from all records by one product with their design, or from the tensor of their third order.
     length : ()
         The longest piece.
     """
 
-    potential: LinearPredictor
+    potential: Potential
     dynamics: Dynamics
-    curves: RecordCurves
+    curves: RecordCurves | ThirdOrder
     length: Float[Array, ""]
+
+    @property
+    def name(self) -> str:
+        """What reports call it."""
+        return type(self.curves if isinstance(self.curves, ThirdOrder) else self).__name__
 
     @property
     def domain(self) -> str:
         """How event times are drawn."""
+        if isinstance(self.curves, ThirdOrder):
+            return self.curves.domain
         return "a polynomial of time through all records with a proved error, then the records"
 
     def idle(self, chains):
@@ -71,10 +102,9 @@ class DenseClock(Clock[DenseWalk]):
         a, v = path.state(self.dynamics, jnp.minimum(walk.segment, path.last), walk.offset)
         remaining = path.at(path.duration, walk.segment) - walk.offset
         length = jnp.minimum(remaining, self.length)
-        curves = self.stacked(1).along(a.T, v.T, length)
+        curve = jax.tree.map(lambda x: x[None], self.curves).along(a.T, v.T, length)
         u = uniforms(keys, path.number, walk.draws, CANDIDATES * DRAWN)
-        found = first_candidate(cells_of(curves, length), length, u)
-        poor = is_poor(curves, length)
+        found, poor = first_candidate(curve, u), is_poor(curve)
         found = jax.lax.cond(
             jnp.any(poor & ~walk.done),
             lambda: chosen(poor, second_order_candidate(self.dynamics, self.potential, a, v, remaining, u), found),
@@ -83,7 +113,7 @@ class DenseClock(Clock[DenseWalk]):
         ends = ~found.hit & ~found.cut & (found.time >= remaining)
         segment, offset, over = advance(path, walk.segment, walk.offset, found.time, ends)
         moved = walk.moved(path, segment, offset, over, jnp.zeros_like(walk.mark))
-        moved = eqx.tree_at(lambda w: w.passes, moved, moved.passes + 1)
+        moved = eqx.tree_at(lambda w: w.passes, moved, moved.passes + self.curves.passes)
         return keep_done(walk.done | state.waiting, state, DenseWalk(moved, found.hit & ~over, found))
 
     def _decided(self, state: DenseWalk, path: Path) -> DenseWalk:
@@ -94,25 +124,21 @@ class DenseClock(Clock[DenseWalk]):
         decided = walk.decided(path, accepted, fault, normal)
         return keep_done(~state.waiting, state, DenseWalk(decided, jnp.zeros_like(accepted), found))
 
-    def stacked(self, sites: int) -> RecordCurves:
-        """The curves with an axis for sites."""
-        return jax.tree.map(lambda x: x[None], self.curves) if sites == 1 else self.curves
 
-
-def is_poor(curves: Curves, length: Float[Array, " C"]):
+def is_poor(curve: RateCurve):
     """Where the errors add so many candidates that a bound from the records is better, or are not finite."""
-    return ~(jnp.sum(curves.error, 0) * length <= MOST_ADDED)
+    return ~(jnp.sum(curve.error, 0) * curve.length <= MOST_ADDED)
 
 
 def decide(gradient: Float[Array, "C d"], v: Float[Array, "C d"], found: Found):
     """Whether candidates are accepted, faults, and the normals: a sure acceptance is checked against its squeeze too."""
     rate = jnp.sum(gradient * v, -1)
-    accepted, fault = judged(found.threshold, rate, found.ceiling, jnp.isfinite(rate), (found.least, found.most))
+    accepted, fault = accept(found.threshold, rate, found.ceiling, jnp.isfinite(rate), (found.least, found.most))
     return accepted, fault, unit(gradient)
 
 
 def second_order_candidate(
-    dynamics: Dynamics, potential: LinearPredictor, a: Float[Array, "C d"], v: Float[Array, "C d"], remaining, u
+    dynamics: Dynamics, potential: Potential, a: Float[Array, "C d"], v: Float[Array, "C d"], remaining, u
 ) -> Found:
     """The candidate of a cell that is bounded by a pass over the records in 64 bits; they decide it."""
     bound = evaluate(dynamics, potential, a, v, v).bound
@@ -130,3 +156,304 @@ def second_order_candidate(
 def chosen(which: Bool[Array, " C"], one: Found, other: Found) -> Found:
     """``one`` on the chains where ``which`` is true, else ``other``."""
     return Found(*(jnp.where(which, x, y) for x, y in zip(one, other, strict=True)))
+
+
+# Superposed candidates -------------------------------------------------------------------------------------------------
+
+
+# Cells of a piece, candidates that are examined on a piece, and uniforms for each of them.
+CELLS, CANDIDATES, DRAWN = 6, 3, 3
+
+
+class Found(NamedTuple):
+    """Where each chain's piece ends.
+
+    Attributes
+    ----------
+    time : (C,)
+        At the candidate that the piece ends with, or its length.
+    hit : (C,)
+        Whether the candidate was accepted or is to be decided by the records.
+    cut : (C,)
+        Whether the piece ends before its length at a candidate that was rejected.
+    site : (C,)
+        The site whose candidate it is.
+    ceiling, threshold, least, most : (C,)
+        The bound at the candidate, the level that the rate must exceed, and the squeeze of the rate.
+    """
+
+    time: Float[Array, " C"]
+    hit: Bool[Array, " C"]
+    cut: Bool[Array, " C"]
+    site: Int[Array, " C"]
+    ceiling: Float[Array, " C"]
+    threshold: Float[Array, " C"]
+    least: Float[Array, " C"]
+    most: Float[Array, " C"]
+
+
+class Ceilings(NamedTuple):
+    """The bounds of all sites on equal cells of a piece, and their integral over all sites up to the end of each cell."""
+
+    bounds: Float[Array, "J M C"]
+    integral: Float[Array, "J C"]
+    width: Float[Array, " C"]
+
+
+def first_candidate(curve: RateCurve, u: Float[Array, "n C"]) -> Found:
+    """The first candidate that the curves do not reject, of the first few; ``u``: ``CANDIDATES * DRAWN`` uniforms."""
+    length, bounds = curve.length, curve.ceilings(CELLS)
+    width = length / CELLS
+    ceilings = Ceilings(bounds, jnp.cumsum(jnp.sum(bounds, 1) * width, 0), width)
+    none = jnp.zeros(length.shape, bool)
+    zero = jnp.zeros_like(length)
+    found = Found(length, none, none, jnp.zeros(length.shape, int), zero, zero, zero, zero)
+    active, level = ~none, zero
+    for k in range(CANDIDATES):
+        chance = u[k * DRAWN : (k + 1) * DRAWN]
+        level = level + exponentials(chance[0])
+        here, over = _candidate(curve, ceilings, level, chance)
+        undecided = active & ~over & ~(here.threshold >= here.most)
+        found = Found(*(jnp.where(undecided, new, old) for new, old in zip(here, found, strict=True)))
+        active = active & ~over & ~undecided
+    return found._replace(time=jnp.where(active, here.time, found.time), cut=active)
+
+
+def _candidate(
+    curve: RateCurve, ceilings: Ceilings, level: Float[Array, " C"], chance: Float[Array, "n C"]
+) -> tuple[Found, Bool[Array, " C"]]:
+    """The candidate where the integral of the bounds is ``level``, and whether the piece ends before."""
+    bounds, integral, width = ceilings
+    passed = jnp.sum(integral <= level, 0)
+    over, cell = passed >= CELLS, jnp.minimum(passed, CELLS - 1)
+    here, before = bounds[0], jnp.zeros_like(level)
+    for j in range(1, CELLS):
+        here = jnp.where(cell == j, bounds[j], here)
+        before = jnp.where(cell == j, integral[j - 1], before)
+    total = jnp.sum(here, 0)
+    time = cell * width + jnp.minimum((level - before) / jnp.where(total > 0, total, 1.0), width)
+    site, ceiling, values, error = _owner(curve, here, chance[1] * total)
+    rate = interpolant(values, time / (CELLS * width))
+    hit = jnp.ones_like(over)
+    return Found(time, hit, ~hit, site, ceiling, chance[2] * ceiling, rate - error, rate + error), over
+
+
+def _owner(curve: RateCurve, bounds: Float[Array, "M C"], level: Float[Array, " C"]):
+    """The site to which a candidate belongs, its bound, the values of its curve and their error."""
+    sites = bounds.shape[0]
+    if sites == 1:
+        return jnp.zeros(level.shape, int), bounds[0], curve.values[0], curve.error[0]
+    site = jnp.minimum(jnp.sum(jnp.cumsum(bounds, 0) <= level, 0), sites - 1)
+    ceiling, error = (jnp.take_along_axis(x, site[None], 0)[0] for x in (bounds, curve.error))
+    return site, ceiling, jnp.take_along_axis(curve.values, site[None, None], 0)[0], error
+
+
+# Which dense clock, and what it costs ----------------------------------------------------------------------------------
+
+
+NODES, PARTS = (4, 5, 6, 7, 8, 9, 10, 12), (1, 2, 3, 4)
+# By how much the nodes of a piece may differ from the degree.
+NODES_BESIDE = (-1, 2)
+# Unequal sites are stacked, and so compiled once, if padding multiplies the records by no more than this, or if there are no
+# more than so many with it. They are cut into blocks of so many records; empty blocks are passed over.
+MOST_STACKED, FEW_STACKED, SMALL_BLOCK = 4, 2**14, 64
+# States and records at which the error is worked out, and states at which the rate is.
+STATES, RECORDS, RATES = 64, 256, 16
+
+
+class Prices(NamedTuple):
+    """Nanoseconds on one chain.
+
+    Attributes
+    ----------
+    piece : float
+        Of a piece, apart from its records.
+    product, node, step, logistic : float
+        Of a record on a piece: for each parameter, for each node, for each node and degree, and for each node where the
+        logistic function is evaluated.
+    record, column, gradient : float
+        Of a gradient in 64 bits: for each record, for each record and parameter, and the rest.
+    time : float
+        Of a unit of process time of one site with any other clock, apart from gradients: plans, bounds, chains that wait.
+    """
+
+    piece: float
+    product: float
+    node: float
+    step: float
+    logistic: float
+    record: float
+    column: float
+    gradient: float
+    time: float
+
+
+# Measured on one core of a server, and on an H200 with thousands of chains.
+PRICES = {
+    "cpu": Prices(700.0, 0.05, 0.12, 0.03, 0.7, 2.5, 0.13, 8000.0, 4000.0),
+    "gpu": Prices(5.0, 1e-4, 5e-4, 2e-4, 2e-3, 0.01, 4e-4, 100.0, 1e5),
+}
+
+
+class Setting(NamedTuple):
+    """A degree (zero: the logistic function itself), nodes, parts of a quarter turn, and nanoseconds per unit of time."""
+
+    degree: int
+    nodes: int
+    parts: int
+    cost: float
+
+
+def prices() -> Prices:
+    """Prices for the device that JAX uses."""
+    return PRICES["cpu" if jax.default_backend() == "cpu" else "gpu"]
+
+
+def gradient_price(potential: LinearPredictor) -> float:
+    """Nanoseconds of a gradient."""
+    own = prices()
+    records, dim = potential.design.shape
+    return own.gradient + records * (own.record + own.column * dim)
+
+
+def cubic_price(dim: int) -> float:
+    """Nanoseconds per unit of process time of a site's third order in lockstep, apart from its gradients.
+
+    A segment is a piece, for which the tensor is multiplied three times. It has been tried on processors only.
+    """
+    own = prices()
+    return (own.piece + 3 * own.column * dim**3) / QUARTER if jax.default_backend() == "cpu" else math.inf
+
+
+def fits(potential: Potential) -> TypeGuard[LinearPredictor]:
+    """Whether a potential has a dense clock."""
+    return (
+        isinstance(potential, LinearPredictor) and not potential.diagonal and bool(np.any(np.asarray(potential.design)))
+    )
+
+
+def pooled(potentials: Sequence[LinearPredictor]) -> LinearPredictor:
+    """The records of all sites as one potential, to choose a setting for."""
+
+    def joined(name: str, axis: int):
+        parts = [np.asarray(getattr(potential, name)) for potential in potentials]
+        return on_device(np.concatenate(parts, axis))
+
+    control = None if potentials[0].control is None else joined("control", 1)
+    weight = None
+    if any(potential.weight is not None for potential in potentials):
+        parts = [np.ones(x.records) if x.weight is None else np.asarray(x.weight) for x in potentials]
+        weight = on_device(np.concatenate(parts))
+    return LinearPredictor(
+        joined("design", 0), joined("offset", 0), joined("response", 0), potentials[0].loss, control, weight=weight
+    )  # fmt: skip
+
+
+def dense_clocks(
+    potentials: Sequence[LinearPredictor], dynamics: Dynamics, setting: Setting, chains: int
+) -> list[DenseClock]:
+    """The clocks of a setting; those of potentials of one shape have one shape."""
+    wide, unequal, counts = jax.default_backend() != "cpu", len({x.design.shape for x in potentials}) > 1, {}
+    potentials = potentials if wide else _stackable(potentials)
+    for potential in potentials:
+        shape = potential.design.shape
+        counts[shape] = max(counts.get(shape, 0), count_records(potential))
+    made, length = [], QUARTER / setting.parts
+    for potential in potentials:
+        most = counts[potential.design.shape]
+        if unequal and len(counts) == 1:
+            blocks = (math.ceil(most / SMALL_BLOCK), SMALL_BLOCK)
+        else:
+            blocks = blocking(most, wide, chains)
+        if setting.degree:
+            curves: RecordCurves = interpolated_curves(potential, setting.degree, setting.nodes, length, blocks, wide)
+        else:
+            curves = logistic_curves(potential, setting.nodes, length, blocks, wide)
+        made.append(DenseClock(potential, dynamics, curves, jnp.asarray(length)))
+    return made
+
+
+def cubic_clock(clock: SegmentClock) -> DenseClock:
+    """The clock of a third order in lockstep: its polynomial of time on whole segments in place of constants."""
+    return DenseClock(clock.potential, clock.dynamics, clock.envelope, jnp.asarray(QUARTER))
+
+
+def _stackable(potentials: Sequence[LinearPredictor]) -> Sequence[LinearPredictor]:
+    """Potentials of one shape and structure, where that adds few records to pass over."""
+    records = [potential.design.shape[0] for potential in potentials]
+    largest = max(records)
+    if len(set(records)) == 1 or len(records) * largest > max(MOST_STACKED * sum(records), FEW_STACKED):
+        return potentials
+    cubic = all(potential.cubic is not None for potential in potentials)
+    padded = [potential.padded(largest) for potential in potentials]
+    return padded if cubic else [dataclasses.replace(potential, cubic=None) for potential in padded]
+
+
+def best_setting(potential: LinearPredictor, dynamics: Dynamics) -> Setting:
+    """The cheapest: a degree more costs time on every piece, a degree less costs candidates that the records decide."""
+    a, v = usual_states(dynamics, potential.dim, STATES)
+    rate = _mean_rate(potential, a[:RATES], v[:RATES])
+    records, dim = count_records(potential), potential.dim
+    own, gradient, best = prices(), gradient_price(potential), None
+    # Where the logistic function itself is evaluated, records have no weights.
+    kinds = [*DEGREES, 0] if isinstance(potential.loss, Logistic) and potential.weight is None else list(DEGREES)
+    for degree, nodes in itertools.product(kinds, NODES):
+        if degree and not degree + NODES_BESIDE[0] <= nodes <= degree + NODES_BESIDE[1]:
+            continue
+        each = own.logistic if degree == 0 else own.node + own.step * degree
+        piece = own.piece + records * (own.product * dim + each * nodes)
+        errors = _usual_errors(potential, degree, nodes, np.asarray(a), np.asarray(v), records)
+        for parts, error in zip(PARTS, errors, strict=True):
+            pieces = parts / QUARTER + rate + 1.5 * error
+            cost = float(np.mean(pieces * piece + (rate + error) * gradient))
+            if best is None or cost < best.cost:
+                best = Setting(degree, nodes, parts, cost)
+    assert best is not None
+    return best
+
+
+def _mean_rate(potential: LinearPredictor, a, v) -> float:
+    rates = [_rate(potential, a[i : i + 1], v[i : i + 1]) for i in range(a.shape[0])]
+    return float(np.mean(np.maximum(np.concatenate(rates), 0.0)))
+
+
+@once
+def _rate(potential: LinearPredictor, a, v):
+    return jnp.sum(potential.gradients(a) * v, -1)
+
+
+def _usual_errors(potential: LinearPredictor, degree: int, nodes: int, a, v, records: int) -> list[np.ndarray]:
+    """The error of a piece by number of parts of a quarter turn and by state, from some of the records."""
+    size = np.linalg.norm(np.asarray(potential.design), axis=1)
+    own = np.flatnonzero(size > 0)
+    own = own[:: max(1, len(own) // RECORDS)]
+    zero, none = jnp.zeros((1, 1, 1), jnp.float32), jnp.zeros((), int)
+    if degree:
+        local = local_terms(potential, degree, nodes, BLOCK, own)
+        rows, choices = local.design, [local.terms(nodes, length) for length in (0.0, QUARTER)]
+        curves: RecordCurves = InterpolatedCurves(
+            zero, zero, jnp.zeros(()), none, nodes, True, degree, potential.loss.growth > 0
+        )
+    else:
+        rows, terms = logistic_terms(potential, nodes, QUARTER, BLOCK, some=own)
+        choices = [terms]
+        curves = LogisticCurves(zero, zero, jnp.zeros(()), none, nodes, True, (0.0,))
+    alpha, beta = (np.asarray(rows @ x.T, np.float32) for x in (a, v))
+    slip = (ROOM * summands(a.shape[1]) * ROUNDOFF * np.sqrt((a**2 + v**2).sum(1))).astype(np.float32)
+    with np.errstate(over="ignore"):
+        still, *whole = (np.asarray(_total(curves, alpha, beta, slip, _columns(terms))) for terms in choices)
+    if degree:
+        in_time = [np.minimum(np.maximum(whole[0] - still, 0.0), 1e6) * parts ** -float(nodes) for parts in PARTS]
+    else:
+        r = np.hypot(alpha, beta).astype(float)
+        in_time = [np.sum(ellipses(r, nodes, QUARTER / parts), 0) for parts in PARTS]
+    return [records / len(own) * (np.minimum(still, 1e6) + x) for x in in_time]
+
+
+def _columns(terms: np.ndarray) -> list[np.ndarray]:
+    return [terms[:, k : k + 1].astype(np.float32) for k in range(terms.shape[1])]
+
+
+@once
+def _total(curves: RecordCurves, alpha, beta, slip, columns):
+    return jnp.sum(curves._error(alpha, beta, slip, columns), 0)

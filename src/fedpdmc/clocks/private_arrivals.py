@@ -27,8 +27,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from fedpdmc._jax.random_streams import CHACHA_WORDS, ChainKeys, chacha20
-from fedpdmc.clocks.envelopes.quadratic_rate_bound import RateBound, evaluate
-from fedpdmc.clocks.path import FINE, NOT_FINITE, VIOLATED, Path, pick
+from fedpdmc.clocks.base import FINE, NOT_FINITE, VIOLATED, Path, pick
+from fedpdmc.clocks.envelopes import RateBound, evaluate
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.potentials import Potential
 
@@ -144,7 +144,7 @@ def _words(keys: ChainKeys, number, layer, tile) -> Array:
     return bits.reshape(-1, bits.shape[-1])
 
 
-class Search(NamedTuple):
+class ArrivalSearch(NamedTuple):
     """The state of a walk on every chain.
 
     Attributes
@@ -194,7 +194,7 @@ def first_below(
     path: Path,
     keys: ChainKeys,
     most_passes: Int[Array, ""],
-) -> Search:
+) -> ArrivalSearch:
     """The first point below the rates ``(v_i ∂_iU)_+ + ρ|v_i|`` of each coordinate, or none by the horizon.
 
     Parameters
@@ -217,13 +217,13 @@ def first_below(
     chains = path.number.shape[0]
     cells = jnp.floor((path.begin + path.duration) / grid.unit[:, None]).astype(jnp.int64)
     none, zero, no = jnp.zeros(chains, jnp.int64), jnp.zeros(chains), jnp.zeros(chains, bool)
-    start = Search(none, none, no, none, zero, zero, cells[:, -1] <= 0, no, none, jnp.array(0))
+    start = ArrivalSearch(none, none, no, none, zero, zero, cells[:, -1] <= 0, no, none, jnp.array(0))
     walk = functools.partial(_step, potential, dynamics, excess, slack, grid, path, cells, keys)
     found = jax.lax.while_loop(lambda now: jnp.any(~now.done) & (now.passes < most_passes), walk, start)
     return found._replace(fault=jnp.where(found.done, found.fault, TOO_LONG))
 
 
-def _step(potential, dynamics, excess, slack, grid, path, cells, keys, now: Search) -> Search:
+def _step(potential, dynamics, excess, slack, grid, path, cells, keys, now: ArrivalSearch) -> ArrivalSearch:
     """One pass over the records: decide the current point, then move to the next one below the bound."""
     segment = jnp.minimum(jnp.sum(cells <= (now.next >> FINER)[:, None], 1), path.last)
     begin = pick(path.begin, segment)
@@ -246,7 +246,7 @@ def _step(potential, dynamics, excess, slack, grid, path, cells, keys, now: Sear
     until, layers = _reach(here, grid, after >> FINER, last, begin + offset)
     found = _next_point(here, grid, path, keys, after, until, layers, begin + offset)
     hit = found.candidate
-    moved = Search(
+    moved = ArrivalSearch(
         jnp.where(hit, found.next, jnp.maximum(until << FINER, after)),
         jnp.where(hit, (found.next >> FINER) + 1, jnp.maximum(until, after >> FINER)),
         hit, found.mark, found.level, found.ceiling,
@@ -286,12 +286,12 @@ def _reach(here: Here, grid: Grid, cell, last, time) -> tuple[Int[Array, " C"], 
     return of(until), jnp.minimum(of(layers), grid.bits + 1)
 
 
-def _next_point(here: Here, grid: Grid, path: Path, keys, after, until, layers, time) -> Search:
+def _next_point(here: Here, grid: Grid, path: Path, keys, after, until, layers, time) -> ArrivalSearch:
     """The first point below the bound, from ``after`` on and before the cell ``until``."""
     chains, dim = here.speed.shape
     none, zero = jnp.zeros(chains, jnp.int64), jnp.zeros(chains)
     far = jnp.full(chains, jnp.iinfo(jnp.int64).max)
-    start = Search(far, none, zero < 0, none, zero, zero, zero < 0, zero < 0, none, jnp.array(0))
+    start = ArrivalSearch(far, none, zero < 0, none, zero, zero, zero < 0, zero < 0, none, jnp.array(0))
 
     def look_at(carry):
         layer, best = carry

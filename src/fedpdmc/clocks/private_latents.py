@@ -34,13 +34,25 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from fedpdmc._jax.random_streams import ChainKeys, exponentials, normals, uniforms
-from fedpdmc.clocks.base import Clock, keep_done, unit
-from fedpdmc.clocks.path import FINE, NOT_FINITE, Path, Walk, advance, judged, pick, time_of
-from fedpdmc.clocks.unfinished_chains import enough, in_turns
+from fedpdmc.clocks.base import (
+    FINE,
+    NOT_FINITE,
+    Clock,
+    Path,
+    Walk,
+    accept,
+    advance,
+    enough,
+    in_turns,
+    keep_done,
+    pick,
+    time_of,
+    unit,
+)
 from fedpdmc.dynamics import Dynamics
-from fedpdmc.potentials.chebyshev import to_bernstein
-from fedpdmc.potentials.latent import PrivateRemainder, RateCell
-from fedpdmc.potentials.random_effects_strips import POINTS
+from fedpdmc.potentials.chebyshev import RateCurve
+from fedpdmc.potentials.latent import PrivateRemainder
+from fedpdmc.potentials.random_effects_rates import POINTS
 
 # Rate of silent events.
 SILENT = 1.0
@@ -257,7 +269,7 @@ class LatentClock(Clock[LatentWalk]):
         gradient = in_turns(lambda rows: self.potential.gradients(*rows), which, rows, a.shape[1])
         rate = jnp.sum(gradient * v, -1)
         threshold, ceiling, least, most = state.candidate.T
-        accepted, fault = judged(threshold, rate, ceiling, jnp.isfinite(rate), (least, most), which)
+        accepted, fault = accept(threshold, rate, ceiling, jnp.isfinite(rate), (least, most), which)
         decided = walk.decided(path, accepted, fault, unit(gradient))
         return eqx.tree_at(
             lambda s: (s.walk, s.waiting), state, (keep_done(~which, walk, decided), state.waiting & ~which)
@@ -290,11 +302,10 @@ def _passed(state: LatentWalk, path: Path) -> LatentWalk:
 
 
 def _moving(state: LatentWalk) -> Bool[Array, " C"]:
-    """The chains that can go on."""
     return ~(state.walk.done | state.waiting | state.due)
 
 
-def _candidate(cell: RateCell, u: Float[Array, "n C"]) -> Float[Array, "6 C"]:
+def _candidate(cell: RateCurve, u: Float[Array, "n C"]) -> Float[Array, "6 C"]:
     """Where a cell is left: at the first candidate that the polynomial does not surely reject, or at its end.
 
     Returns the level that the rate must exceed there, its bound, the polynomial, the time, whether a candidate is there, and
@@ -304,8 +315,7 @@ def _candidate(cell: RateCell, u: Float[Array, "n C"]) -> Float[Array, "6 C"]:
     that rate, constant on a part. Those with a threshold above ``p + error`` are rejected at once. After `CANDIDATES` of
     them the cell ends at the last. All are drawn together: a loop over them would be many small kernels.
     """
-    corners = jnp.einsum("pij,jc->pic", jnp.asarray(to_bernstein(POINTS, PARTS)), cell.values)
-    ceilings = jnp.maximum(jnp.max(corners, 1) + cell.error, 0.0)
+    ceilings = cell.ceilings(PARTS)
     part = cell.length / PARTS
     hazard = _running_sums(ceilings * part)
     waits, heights = jnp.moveaxis(u.reshape(CANDIDATES, 2, -1), 1, 0)
@@ -315,7 +325,7 @@ def _candidate(cell: RateCell, u: Float[Array, "n C"]) -> Float[Array, "6 C"]:
     top, begun = (jnp.take_along_axis(table, place, 0) for table in (ceilings, hazard))
     since = jnp.minimum(place * part + (target - begun) / jnp.where(top > 0, top, 1.0), cell.length)
     since = jnp.where(inside, since, cell.length)
-    bar, known = heights * top, jax.vmap(cell.polynomial)(since)
+    bar, known = heights * top, jax.vmap(cell.at)(since)
     hit = inside & (bar <= known + cell.error)
     # The first that is not rejected, or beyond the cell; the last if there is none.
     first = jnp.argmax((hit | ~inside).at[-1].set(True), 0)

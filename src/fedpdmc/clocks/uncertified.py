@@ -8,9 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from fedpdmc._jax.random_streams import exponentials, uniforms
-from fedpdmc.clocks.base import Clock, keep_done, unit
-from fedpdmc.clocks.envelopes.quadratic_rate_bound import signed_rates
-from fedpdmc.clocks.path import FINE, NOT_FINITE, Walk, advance
+from fedpdmc.clocks.base import Clock, Walk, keep_done, unit
+from fedpdmc.clocks.envelopes import signed_rates
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.potentials import Potential
 
@@ -71,15 +70,9 @@ class AdaptiveClock(Clock[AdaptiveWalk]):
         rate = jnp.take_along_axis(signed_rates(self.dynamics, gradient, velocity), mark[:, None], -1)[:, 0]
         broken = ~jnp.isfinite(jnp.sum(tops, (0, 2))) | ~jnp.isfinite(rate)
         accepted = hit & (u[2] * ceiling < rate) & ~broken
-        segment, offset, over = advance(
-            path, walk.segment, walk.offset, jnp.where(hit, wait, cell), ~hit & (cell >= remaining)
-        )
-        moved = Walk(
-            segment, offset, walk.draws + 1, accepted | over | broken, accepted,
-            jnp.where(accepted, path.at(path.begin, walk.segment) + offset, path.horizon), mark,
-            walk.normal if self.dynamics.flips else jnp.where(accepted[:, None], unit(gradient), walk.normal),
-            walk.passes + PIECES + 2, jnp.where(broken, NOT_FINITE, FINE),
-        )  # fmt: skip
+        normal = None if self.dynamics.flips else jnp.where(accepted[:, None], unit(gradient), walk.normal)
+        step, ends = jnp.where(hit, wait, cell), ~hit & (cell >= remaining)
+        moved = walk.drawn(path, step, ends, accepted, mark, broken, normal, PIECES + 2)
         new = AdaptiveWalk(moved, state.violations + (hit & (rate > ceiling)))
         return keep_done(walk.done, state, new)
 

@@ -18,7 +18,6 @@ import socket
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 
 from fedpdmc.console.wrapping import terminal_width, wrapped
@@ -152,7 +151,10 @@ def deferred(kept: str) -> Iterator[None]:
         finally:
             _active = None
     if mine.noted:
-        warnings.warn("Interrupted after the work had finished: the result is complete.", stacklevel=3)
+        # It imports JAX, which the command line does without.
+        from fedpdmc.console.warnings import warn
+
+        warn("Interrupted after the work had finished: the result is complete.")
 
 
 def check() -> None:

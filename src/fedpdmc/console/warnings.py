@@ -37,6 +37,11 @@ def import_arviz() -> Any:
     return arviz
 
 
+def has_inference_data(arviz: Any) -> bool:
+    """Whether this is ArviZ below 1, with ``InferenceData`` where later ones have the ``DataTree`` of xarray."""
+    return arviz.__version__.startswith("0.")
+
+
 @contextlib.contextmanager
 def quiet_compiler() -> Iterator[None]:
     """Keep XLA from writing "Very slow compile?" to standard error, unless ``TF_CPP_MIN_LOG_LEVEL=0``.

@@ -1,6 +1,6 @@
 """The interface of an abstract domain: the kind of enclosures that a program is evaluated on, and where.
 
-A `Domain` is a set of points of the input (a cell of time, an interval of path, balls about a point). Values of the program
+A `Domain` is a set of points of the input (a cell of time, an interval of path). Values of the program
 on that set are *forms*: arrays where nothing varies ("points"), else an `Enclosure`. Each domain has a table of rules, one
 for each primitive, from forms to forms: if the arguments are in their enclosures, the result is in its own.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import equinox as eqx
 import numpy as np
@@ -21,13 +21,17 @@ Form = Any  # an array, or an Enclosure
 SHARED: dict[str, Rule] = {}
 
 
-class Enclosure(eqx.Module):
+class Varying:
+    """A value that varies over the domain."""
+
+
+class Enclosure(Varying, eqx.Module):
     """What is known of a value that varies over the domain. It has a ``shape`` and, unless it is a `Truth`, a ``dtype``."""
 
 
 def is_point(x: Form) -> bool:
     """Whether nothing varies."""
-    return not isinstance(x, Enclosure)
+    return not isinstance(x, Varying)
 
 
 def is_static(x: Form) -> bool:
@@ -73,6 +77,18 @@ class Assumed(Enclosure):
         return self.witness.shape
 
 
+class Rules(Protocol):
+    """What applies rules of primitives to forms."""
+
+    def rule(self, name: str, params: dict[str, Any], /, *forms: Form) -> Any:
+        """The result of a primitive."""
+        ...
+
+    def fields(self, function: Callable, x: Form, /) -> Form:
+        """The form with its entries moved."""
+        ...
+
+
 class Domain(eqx.Module):
     """A set of inputs on which a program is evaluated, and the kind of enclosures.
 
@@ -82,17 +98,10 @@ class Domain(eqx.Module):
         The domain's own rules by the name of the primitive.
     title : str
         What errors call it.
-    eager : bool
-        Whether its arrays are NumPy's: loops are unrolled, branches are chosen at once, and a result that a program
-        computes twice is made once, so that it cancels.
-    keeps_exponents : bool
-        Whether enclosures remember exponents, so that ``exp(x − logaddexp(x, y))`` need not be recognised.
     """
 
     rules: ClassVar[dict[str, Rule]]
     title: ClassVar[str]
-    eager: ClassVar[bool] = False
-    keeps_exponents: ClassVar[bool] = False
 
     @classmethod
     def enter(cls, *names: str) -> Callable[[Rule], Rule]:

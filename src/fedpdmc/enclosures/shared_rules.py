@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from fedpdmc.enclosures.cell_values import Interval
-from fedpdmc.enclosures.domain import Assumed, Domain, Form, Truth, is_point, is_static, shape_of, shared
+from fedpdmc.enclosures.domain import Assumed, Domain, Form, Rules, Truth, is_point, is_static, shape_of, shared
 
 # The operations themselves, on points.
 PLAIN: dict[str, Callable] = {
@@ -21,7 +21,7 @@ PLAIN: dict[str, Callable] = {
 }  # fmt: skip
 
 
-def applied(domain: Domain, name: str, *forms: Form, **params) -> Form:
+def applied(domain: Rules, name: str, *forms: Form, **params) -> Form:
     """A rule, or the operation itself on points."""
     return PLAIN[name](*forms, **params) if all(map(is_point, forms)) else domain.rule(name, params, *forms)
 

@@ -11,7 +11,7 @@ from fedpdmc.errors import BadAnswer, BoundViolation, BudgetSpent, LimitReached,
 from fedpdmc.federation import messages
 from fedpdmc.federation.message_format import OtherVersion, version_remedy
 from fedpdmc.plan import Arrival, Plan
-from fedpdmc.privacy.account_status import AccountStatus
+from fedpdmc.privacy.accountant import AccountStatus
 
 # Times are sums of durations, which are rounded.
 ROUNDING = 1e-9
@@ -27,6 +27,7 @@ REMEDIES = {
     "TOO_FAR": "The point is further from the prior's mean than the site's policy allows (farthest). Check the prior.",
     "SIMILAR_RECORDS": "The site's records differ in few from those of another study. Its operator decides what to do.",
     "NOT_ANSWERED": "An error occurred at the site. The site's own log has it.",
+    "NARROW_PART": "The model file lets a narrow part of a column's range carry the answers. Its author must change it.",
     "NOT_MY_PLAN": "The site makes the plans itself, and has another one. Restore the store; compare the versions of both.",
     "TOO_MANY_DERIVATIVES": "The search for the mode needs more points than the contract's [limits] derivatives.",
     "TOO_WIDE": "The reference is wider than the site's records allow, or its derivatives were false. Check the prior.",
@@ -117,3 +118,54 @@ def read_arrival(name: str, message: messages.Arrivals, plan: Plan, flips: bool 
     time[came], rang[came] = times, True
     mark[came] = (velocities if has_velocities else coordinates) if len(came) else 0
     return Arrival(time, rang, mark)  # type: ignore[arg-type]
+
+
+# An arrival before this share of the plan is immediate. A clock with a finite rate has practically none. This many in a
+# row, from one site on one chain, are not an accident.
+IMMEDIATE, MOST_IMMEDIATE = 1e-12, 32
+
+
+class ImmediateArrivals:
+    """Counts the plans that each site has ended and, for each chain, consecutive immediate arrivals of one site.
+
+    Parameters
+    ----------
+    names : sequence of str
+        The sites.
+    """
+
+    def __init__(self, names: Sequence[str]):
+        self.names, self.ended = tuple(names), np.zeros(len(names), dtype=np.int64)
+        self._row = np.zeros(0, dtype=np.int64)
+        self._last = np.zeros(0, dtype=np.int64)
+
+    def add(self, arrivals: Sequence[Arrival | None], horizon: np.ndarray) -> None:
+        """Add the arrivals of one round, with the length of each chain's plan.
+
+        Raises
+        ------
+        BadAnswer
+            A site had too many immediate arrivals in a row.
+        """
+        if not len(self._row):
+            self._row, self._last = np.zeros((2, len(horizon)), dtype=np.int64)
+        times = np.stack(
+            [np.full(len(horizon), np.inf) if one is None else np.where(one.rang, one.time, np.inf) for one in arrivals]
+        )
+        first, earliest = times.argmin(0), times.min(0)
+        rang = np.isfinite(earliest)
+        self.ended += np.bincount(first[rang], minlength=len(self.names))
+        immediate = rang & (earliest <= IMMEDIATE * horizon)
+        again = immediate & (first == self._last)
+        self._row = np.where(again, self._row + 1, immediate.astype(np.int64))
+        self._last = first
+        if (self._row >= MOST_IMMEDIATE).any():
+            chain = int(self._row.argmax())
+            raise BadAnswer(self.names[first[chain]], f"{MOST_IMMEDIATE} immediate arrivals in a row on chain {chain}")
+
+    def words(self) -> str:
+        """How many plans each site has ended; empty if none."""
+        if not self.ended.any():
+            return ""
+        told = ", ".join(f"{name} {count:,}" for name, count in zip(self.names, self.ended, strict=True))
+        return f" Plans ended by each site, counted by chain: {told}."

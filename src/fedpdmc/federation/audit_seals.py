@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from fedpdmc.certificates import keys
-from fedpdmc.certificates.keys import Credentials
+from fedpdmc import certificates as keys
+from fedpdmc.certificates import Credentials
 from fedpdmc.errors import BadAnswer, InputError
 from fedpdmc.federation import messages
 from fedpdmc.federation.site_agent.audit_log import AuditLog, Kind, sealed_log

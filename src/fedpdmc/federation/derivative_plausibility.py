@@ -20,11 +20,17 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from scipy.special import log_ndtr
 
-from fedpdmc.errors import BadAnswer
-from fedpdmc.federation.derivative_rounding import LEAST, Release, digits_of
+from fedpdmc._jax.precision import double_precision
+from fedpdmc.enclosures import Interval, enclose, smoothed
+from fedpdmc.errors import BadAnswer, NoEnclosure
+from fedpdmc.federation.derivative_rounding import FEWER, LEAST, digits_in, digits_of
+from fedpdmc.models.model_file.records import CONSTANTS, DESIGN, WEIGHTS, RecordSum
+from fedpdmc.potentials.base import public_points
 
 if TYPE_CHECKING:
     from fedpdmc.study.contract import Study
@@ -66,16 +72,16 @@ class Plausible:
 
     def __init__(self, study: Study):
         self._study = study
+        # The records of a site, each counted with the largest weight.
+        self._most = study.most_records * study.largest_weight
         self._told: dict[str, list[Told]] = {}
         if study.model is not None and study.effects is None:
-            from fedpdmc.study.derivative_bounds import DerivativeBounds
-
             self._model, self._largest = DerivativeBounds(study), np.zeros(0)
             return
         self._largest = study.design.largest
-        response, offset = study.columns[study.design.response_name], study.options.get("offset")
+        response, offset = study.columns[study.design.response_name], study.offset_range
         self._outcome = 1.0 if response.type == "level" else max(abs(x) for x in response.range)
-        self._offset = 0.0 if offset is None else max(abs(x) for x in study.columns[offset].range)
+        self._offset = 0.0 if offset is None else max(abs(x) for x in offset)
 
     def check(
         self,
@@ -88,7 +94,7 @@ class Plausible:
     ) -> None:
         """Raise `BadAnswer` for derivatives, or means over a Gaussian, that no records of ``sites`` sites can have."""
         study, noisy = self._study, self._study.noisy
-        most = SLACK * (NOISE if noisy else 1.0) * study.most_records * sites
+        most = SLACK * (NOISE if noisy else 1.0) * self._most * sites
         slope, curvature = self._of_one_record(x, spread)
         if not (np.abs(gradient) <= most * slope + 1e-6).all():
             raise BadAnswer(
@@ -152,8 +158,8 @@ class Plausible:
         families without such bounds, have the limit beyond which double precision cannot sample.
         """
         study, dim, largest = self._study, len(self._study.names), self._largest
-        gradient = np.full(dim, LARGEST / study.most_records)
-        hessian = np.full((dim, dim), LARGEST / study.most_records)
+        gradient = np.full(dim, LARGEST / self._most)
+        hessian = np.full((dim, dim), LARGEST / self._most)
         if study.family == "logistic":
             slope, curvature = 1.0, 0.25
         elif study.family == "student_t":
@@ -163,7 +169,7 @@ class Plausible:
             return gradient, hessian
         own = slice(0, len(largest))
         gradient[own] = slope * largest
-        hessian[own, own] = (curvature + study.most_records * slope**2) * np.outer(largest, largest)
+        hessian[own, own] = (curvature + self._most * slope**2) * np.outer(largest, largest)
         return gradient, hessian
 
     @staticmethod
@@ -194,7 +200,7 @@ class Plausible:
         rise, least, most, off = float(step @ (now.gradient - past.gradient)), -math.inf, math.inf, 0.0
         for told in (past, now):
             curve, size = float(step @ told.hessian @ step), np.sqrt(np.abs(np.diag(told.hessian)))
-            off += told.grid * math.sqrt(abs(curve) + LEAST * float(np.sum((step * size) ** 2)))
+            off += 2.0**FEWER * told.grid * math.sqrt(abs(curve) + LEAST * float(np.sum((step * size) ** 2)))
             error = (told.grid + 1e-9) * float(np.sum(np.abs(step) * size)) ** 2
             least, most = max(least, curve - error), min(most, curve + error)
         low, high = (-math.expm1(-reach) / reach, math.expm1(reach) / reach) if reach > 0 else (1.0, 1.0)
@@ -233,7 +239,7 @@ class Plausible:
         study, dim = self._study, len(self._study.names)
         center, scale = study.prior_place or (np.zeros(dim), np.full(dim, np.inf))
         _, curvature = self._of_one_record(mean)
-        most = scale**-2.0 + len(study.sites) * study.most_records * np.diag(curvature)
+        most = scale**-2.0 + len(study.sites) * self._most * np.diag(curvature)
         thin = np.flatnonzero(sd < FAR_BELOW / np.sqrt(most))
         if thin.size:
             names = ", ".join(study.names[k] for k in thin)
@@ -304,6 +310,83 @@ def _grid(x: np.ndarray, hessian: np.ndarray, sites: int) -> float:
 
     It is that of a fine release if some entry is on no coarser grid. Sums are of several grids, and taken to be coarse.
     """
-    size = np.ldexp(1.0, Release(x, x, hessian, 0.0).exponents)
-    steps = hessian / np.outer(size, size) * 2.0 ** (digits_of(len(x), False) - 1)
-    return 3 * 2.0 ** -digits_of(len(x), sites > 1 or np.array_equal(steps, np.round(steps)))
+    return 3 * 2.0 ** -digits_of(len(x), sites > 1 or digits_in(hessian) < digits_of(len(x), False))
+
+
+class DerivativeBounds:
+    """Enclosures of gradient and Hessian of a record whose columns are anywhere within their declared bounds.
+
+    Parameters
+    ----------
+    study : Study
+        With a model of one record.
+    """
+
+    @double_precision
+    def __init__(self, study: Study):
+        assert study.model is not None
+        alike = not any(isinstance(value, dict) for value in study.model.constants.values())
+        self._dim = len(study.names)
+        self._boxes = [_box(study, site) for site in (study.sites[:1] if alike else study.sites)]
+        function = RecordSum(study.model.model, study.model.layout.width)
+
+        def derivatives(x, data):
+            def total(x):
+                return smoothed(function)(x, data)
+
+            return jax.grad(total)(x), jax.hessian(total)(x)
+
+        self._enclosed = jax.jit(enclose(derivatives))
+
+    @double_precision
+    def at(self, x: np.ndarray, spread: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """The largest absolute gradient and Hessian, or means as `Potential.averaged` has them; infinite if unknown."""
+        if spread is None:
+            return self._at_point(x)
+        points, weights = public_points(len(x))
+        found = [self._at_point(x + spread @ point) for point in points]
+        gradient, hessian = (np.tensordot(np.abs(weights), np.stack(part), 1) for part in zip(*found, strict=True))
+        return gradient, hessian
+
+    def _at_point(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        worst = np.zeros(self._dim), np.zeros((self._dim, self._dim))
+        for box in self._boxes:
+            try:
+                found = self._enclosed(jnp.asarray(x), box)
+            except NoEnclosure:
+                return np.full(self._dim, np.inf), np.full((self._dim, self._dim), np.inf)
+            worst = tuple(np.maximum(one, _size(other)) for one, other in zip(worst, found, strict=True))
+        return worst  # type: ignore[return-value]
+
+
+def _size(form: Any) -> np.ndarray:
+    """The largest absolute value; infinite where it is not known."""
+    size = np.maximum(np.abs(form.lo), np.abs(form.hi)) if isinstance(form, Interval) else np.abs(np.asarray(form))
+    return np.where(np.isnan(size), np.inf, size)
+
+
+def _box(study: Study, site: str) -> dict[str, Any]:
+    """Data of one record, with intervals for its columns."""
+    bound, box = study.model, {}
+    assert bound is not None
+    for column in bound.model.source.columns:
+        declared = study.columns[bound.columns[column.name]] if column.name in bound.columns else None
+        if declared is None:
+            low, high = 1.0, 1.0
+        else:
+            low, high = (0.0, len(declared.levels) - 1.0) if declared.type == "level" else declared.range
+        box[column.name] = _interval(low, high, (1, *column.type.shape), column.type.dtype)
+    if bound.model.source.group is not None:
+        group = bound.model.source.group
+        box[group.mask] = _interval(0.0, 1.0, (1, group.length), np.dtype(float))
+    if bound.design is not None:
+        largest = bound.design.largest[None]
+        low = np.where([name == "Intercept" for name in bound.design.names], 1.0, -largest)
+        box[DESIGN] = Interval(jnp.asarray(low), jnp.asarray(largest))
+    box[CONSTANTS] = {name: jnp.asarray(value) for name, value in bound.constants_of(site).items()}
+    box[WEIGHTS] = jnp.ones(1)
+    return box
+
+
+def _interval(low: float, high: float, shape: tuple[int, ...], dtype: np.dtype) -> Interval:
+    return Interval(jnp.full(shape, low, dtype), jnp.full(shape, high, dtype))

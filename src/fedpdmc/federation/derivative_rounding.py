@@ -8,9 +8,14 @@ rounded to multiples of ``2⁻ᵏ s_i s_j``. With the rounded Hessian ``≈ L L�
 of width ``2⁻ᵏ/√d``: a Newton step moves by at most ``2⁻ᵏ`` standard deviations, however the columns are correlated. Rounding
 goes up or down at random, with probabilities that make it right on average (a dither that is the site's secret).
 
-*Bits.* What is released is a list of integers. Their differences from what the last release predicts, with
-``g ≈ g' + H'(x − x')``, are written in a prefix code that does not depend on the records: a Rice code whose parameter is
-written first. Its length bounds the information in the release, whatever is known beforehand.
+*Digits.* Far from the reference a few are enough for the next step, the fewest after steps of more than `FAR` standard
+deviations, and fewer for the gradient. Averages and points next to
+the last one have more: control variates are made of them.
+
+*Bits.* What is released is a list of integers, each one of two that the dither decides between. Their law given the records
+is P, and Q is a public one: about what the last release predicts, with ``g ≈ g' + H'(x − x')`` and ``H ≈ c H'``, for several
+c and widths that are equally likely. The information in the release is at most ``E log₂ P/Q``, whatever is known beforehand;
+``log₂ P/Q`` at what is released is counted.
 
 *Values* of the potential are not released. Their differences follow from gradients and Hessians at both ends (`Heights`).
 """
@@ -18,19 +23,29 @@ written first. Its length bounds the information in the release, whatever is kno
 from __future__ import annotations
 
 import hashlib
+import math
 from typing import NamedTuple
 
 import numpy as np
+from scipy.special import logsumexp, ndtr
 
-# Binary digits of a release far from the reference, the first or one where the curvature still changes, and of all others.
-COARSE, FINE = 3, 6
+# Binary digits of a first release; of averages, and of points that are less than NEAR standard deviations, by the site's own
+# curvature, from the last; how many digits less a gradient has elsewhere. A Hessian elsewhere decides how wide the reference
+# is: it has all digits with 4 parameters, where they are cheap, and one less whenever their number doubles, down to MIDDLE.
+COARSE, MIDDLE, FINE, FEWER, NEAR = 3, 4, 6, 2, 1.0
+FAR = 8.0  # standard deviations, by the site's own curvature, from which a release is as coarse as the first
 # The smallest relative curvature of a direction in which a gradient is rounded finer than along the axes.
 LEAST = 1e-3
 # Tolerance of the search, in posterior standard deviations; above the effect of rounding on a step.
 TOLERANCE = 0.1
-EXPONENT_BITS = 9  # for the first exponent of a diagonal entry
-LARGEST_EXPONENT = 2 ** (EXPONENT_BITS - 1)
-MOST_PARAMETER = 40  # of a Rice code
+LARGEST_EXPONENT = 256
+# Of the public law: standard deviations in units of the grid, factors of a Hessian, where a first exponent is expected, and
+# the weight of a Cauchy law.
+WIDTHS = np.ldexp(np.array([1.0, math.sqrt(2.0)])[:, None], np.arange(-1, 15)).ravel()
+FACTORS = np.array([0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0, 1.1, 1.2])
+# Factors of steps that change all curvature alike, as those of a logarithmic intercept do; by how much exponents move then.
+WIDE_FACTORS, SHIFTS = np.exp(np.arange(-5.0, 5.05, 0.1)), np.arange(-8, 9)
+USUAL_EXPONENT, CAUCHY = 3.0, 0.02
 
 
 def digits_of(dim: int, first: bool) -> int:
@@ -38,8 +53,20 @@ def digits_of(dim: int, first: bool) -> int:
     return (COARSE if first else FINE) + int(np.log2(dim) / 4)
 
 
+def grid(dim: int) -> float:
+    """The spacing of releases, in units of their scales."""
+    return 2.0 ** -digits_of(dim, False)
+
+
+def digits_in(hessian: np.ndarray, more: int = 0) -> int:
+    """The least number of binary digits that a released Hessian can have, at most ``more`` than the usual number."""
+    size, fine = np.ldexp(1.0, scale_exponents(hessian)), digits_of(len(hessian), False) + more
+    steps = hessian / np.outer(size, size)
+    return next((k for k in range(COARSE, fine) if np.array_equal(s := np.ldexp(steps, k), np.round(s))), fine)
+
+
 class Release(NamedTuple):
-    """Derivatives as a site has released them at a point, and the length of their code."""
+    """Derivatives as a site has released them at a point, and the bits that they carry."""
 
     x: np.ndarray
     gradient: np.ndarray
@@ -49,14 +76,14 @@ class Release(NamedTuple):
     @property
     def exponents(self) -> np.ndarray:
         """Binary logarithms of the scales of the parameters."""
-        return _exponents(self.hessian)
+        return scale_exponents(self.hessian)
 
 
 def release(
     x: np.ndarray, gradient: np.ndarray, hessian: np.ndarray, before: Release | None, secret: bytes,
-    digits: int | None = None,
+    digits: int | None = None, averaged: bool = False,
 ) -> Release:  # fmt: skip
-    """The derivatives on the grid, coded by their difference from the release before.
+    """The derivatives on the grid, with the information in them beyond the release before.
 
     Parameters
     ----------
@@ -64,39 +91,45 @@ def release(
         Of the site, for this request: the dither follows from it.
     digits : int, optional
         Binary digits, if not the usual ones.
+    averaged : bool
+        Whether they are means over a Gaussian.
     """
     chance = np.random.Generator(np.random.Philox(key=int.from_bytes(hashlib.sha256(secret).digest()[:16], "little")))
-    exponents = _exponents(hessian)
+    exponents, dim, way = scale_exponents(hessian), len(x), 0.0 if before is None else x - before.x
+    moved = 0.0 if before is None else float(np.sqrt(abs(way @ before.hessian @ way)))
+    near = averaged or (before is not None and moved < NEAR)
     if digits is None:
-        digits = digits_of(len(x), before is None or _far_from(before, hessian))
+        digits = digits_of(dim, not near and (before is None or moved > FAR))
+        digits -= (
+            0 if near or before is None or moved > FAR else int(np.clip(round(math.log2(dim / 3)), 0, FINE - MIDDLE))
+        )
     if before is None:
-        bits = EXPONENT_BITS + rice_bits(np.diff(exponents))
+        bits = surprise(exponents, np.full(dim, USUAL_EXPONENT))
     else:
-        # One bit says that none has changed, and one how many digits there are.
-        change = exponents - before.exponents
-        bits = 2 + (rice_bits(change) if change.any() else 0.0)
-    size, upper = np.ldexp(1.0, exponents), np.triu_indices(len(x))
+        # One bit says that none has changed.
+        shifted = before.exponents + SHIFTS[:, None]
+        bits = 1 + (surprise(exponents, shifted) if (exponents != before.exponents).any() else 0.0)
+    size, upper = np.ldexp(1.0, exponents), np.triu_indices(dim)
     unit = (np.ldexp(1.0, -digits) * np.outer(size, size))[upper]
-    entries = _rounded(hessian[upper] / unit, chance)
-    expected = np.diag(size**2) if before is None else before.hessian
-    bits += rice_bits(entries - np.round(expected[upper] / unit))
+    entries, known = _rounded(hessian[upper] / unit, chance)
+    if before is None:
+        bits += surprise(entries, np.diag(size**2)[upper] / unit) - known
+    else:
+        usual, wide = (
+            surprise(entries, some[:, None] * before.hessian[upper] / unit) for some in (FACTORS, WIDE_FACTORS)
+        )
+        bits += 1 - float(np.logaddexp2(-usual, -wide)) - known
     coarse = np.zeros_like(hessian)
     coarse[upper] = entries * unit
     coarse = np.triu(coarse) + np.triu(coarse, 1).T
-    factor, width = _factor(coarse, size), np.ldexp(1.0, -digits) / np.sqrt(len(x))
-    steps = _rounded(np.linalg.solve(factor, gradient) / width, chance)
-    expected = np.zeros(len(x)) if before is None else before.gradient + before.hessian @ (x - before.x)
-    bits += rice_bits(steps - np.round(np.linalg.solve(factor, expected) / width))
+    factor, width = _factor(coarse, size), np.ldexp(1.0, (0 if near else FEWER) - digits) / np.sqrt(dim)
+    steps, known = _rounded(np.linalg.solve(factor, gradient) / width, chance)
+    expected = np.zeros(dim) if before is None else before.gradient + before.hessian @ way
+    bits += surprise(steps, np.linalg.solve(factor, expected) / width) - known
     return Release(np.array(x), factor @ (steps * width), coarse, float(bits))
 
 
-def _far_from(before: Release, hessian: np.ndarray) -> bool:
-    """Whether a diagonal entry has changed twofold, so that the search is still far away."""
-    one, other = np.abs(np.diag(before.hessian)), np.abs(np.diag(hessian))
-    return bool(np.any(np.abs(one - other) > 0.5 * np.maximum(one, other)))
-
-
-def _exponents(hessian: np.ndarray) -> np.ndarray:
+def scale_exponents(hessian: np.ndarray) -> np.ndarray:
     """``½ log₂ |H_ii|``, rounded; zero where there is no curvature."""
     diagonal = np.abs(np.diag(hessian))
     found = np.round(np.log2(np.where(diagonal > 0, diagonal, 1.0)) / 2)
@@ -109,24 +142,28 @@ def _factor(hessian: np.ndarray, size: np.ndarray) -> np.ndarray:
     return size[:, None] * vectors * np.sqrt(np.maximum(np.abs(values), LEAST))
 
 
-def _rounded(values: np.ndarray, chance: np.random.Generator) -> np.ndarray:
-    return np.floor(values + chance.random(values.shape))
+def _rounded(values: np.ndarray, chance: np.random.Generator) -> tuple[np.ndarray, float]:
+    """Integers, and the bits of the dither in them: −log₂ of their chance."""
+    low, uniform = np.floor(values), chance.random(values.shape)
+    up = uniform >= 1 - (values - low)
+    return low + up, float(-np.sum(np.log2(np.where(up, values - low, 1 - (values - low)))))
 
 
-def rice_bits(numbers: np.ndarray) -> float:
-    """The length of a Rice code of signed integers; its parameter k comes first, in the code of Elias for k + 1."""
-    folded = np.where(numbers >= 0, 2 * numbers, -2 * numbers - 1)
-    return min(
-        2 * np.floor(np.log2(k + 1)) + 1 + float(np.sum(1 + k + np.floor(np.ldexp(folded, -k))))
-        for k in range(MOST_PARAMETER)
-    )
+def surprise(numbers: np.ndarray, means: np.ndarray) -> float:
+    """−log₂ of the public chance of integers: normal laws about means (n,), or one of several (k, n), rounded."""
+    away = numbers - np.atleast_2d(means)
+    low, high = ((away + end) / WIDTHS[:, None, None] for end in (-0.5, 0.5))
+    cauchy = np.arctan2(high - low, 1 + low * high) / math.pi
+    logs = np.log((1 - CAUCHY) * (ndtr(high) - ndtr(low)) + CAUCHY * cauchy).sum(-1)
+    return (math.log(logs.size) - float(np.asarray(logsumexp(logs)))) / math.log(2)
 
 
 class Heights:
     """Differences of a potential between places, from gradients and Hessians there.
 
-    Along a way Δ from one place to another ``U' − U ≈ ½ (g + g')·Δ``, and for means over Gaussians, whose covariances differ
-    by D, ``¼ tr((H + H') D)`` more. Each place is compared with the nearest one before.
+    Along a way Δ from one place to another ``U' − U ≈ ½ (g + g')·Δ − Δᵀ(H' − H)Δ/12``, exact up to fourth powers. For means
+    over Gaussians, whose covariances differ by D, ``¼ tr((H + H') D)`` is added. Each place is compared with the nearest
+    one before.
     """
 
     def __init__(self):
@@ -141,6 +178,7 @@ class Heights:
             far = abs(float(way @ hessian0 @ way)) + abs(float(np.sum(hessian0 * more)))
             if bend0 == bend and far < best:
                 best = far
-                height = height0 + 0.5 * (gradient0 + gradient) @ way + 0.25 * np.sum((hessian0 + hessian) * more)
+                height = height0 + 0.5 * (gradient0 + gradient) @ way - way @ (hessian - hessian0) @ way / 12
+                height += 0.25 * np.sum((hessian0 + hessian) * more)
         self._places.append((np.array(x), wide, bend, gradient, hessian, float(height)))
         return float(height)

@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 
 from fedpdmc.errors import InputError
-from fedpdmc.privacy.ledger_identity import create_ledger
+from fedpdmc.privacy.ledger import create_ledger
 from fedpdmc.study.contract import Study
 from fedpdmc.study.read_data import read_records
 
@@ -29,7 +29,7 @@ GROUP = 5
 MOST_COUNT = 50.0
 
 
-class Trial(NamedTuple):
+class DryRun(NamedTuple):
     """The result of a dry run.
 
     Attributes
@@ -77,6 +77,8 @@ def synthetic(study: Study, records: int, seed: int) -> pl.DataFrame:
         pass
     elif response.type == "count":
         counts = rng.poisson(min(mean, MOST_COUNT), records)
+        if study.trials is not None:
+            counts = np.minimum(counts, frame[study.trials])
         frame[response.name] = np.clip(counts, *response.bounds).astype(float).tolist()
     else:
         low, high = response.bounds
@@ -110,7 +112,7 @@ def records_of(study: Study, site: str, records: int, folder: Path) -> pd.DataFr
     return read_records(study, folder / "public.parquet")
 
 
-def try_study(study: Study, *, records: int = 100, seed: int = 1) -> Trial:
+def try_study(study: Study, *, records: int = 100, seed: int = 1) -> DryRun:
     """Run a contract in process on synthetic records, for a short time.
 
     Parameters
@@ -138,13 +140,13 @@ def try_study(study: Study, *, records: int = 100, seed: int = 1) -> Trial:
                 warnings.filterwarnings("ignore", message="The noise that the privacy budgets ask for")
                 post = sample(connection, duration=None if study.one_shot else DURATION, progress=False)
     if study.one_shot:
-        return Trial(post, int(np.max(post.bytes / (post.messages / 2))), 0.0, post.rounds)
+        return DryRun(post, int(np.max(post.bytes / (post.messages / 2))), 0.0, post.rounds)
     burn_in = float(post.settings["burn_in"])
     length = study.duration
     if length is None:
         length = float(study.ess or 1000.0) / max(min(post.ess().values()) / post.duration, 1e-3)
     scale = (burn_in + length) / (burn_in + post.duration)
-    return Trial(
+    return DryRun(
         post,
         int(np.max(post.bytes / (post.messages / 2))),
         # Arrivals of other sites after the first one are observed too: with long plans this is a factor of the number of

@@ -22,7 +22,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict  # noqa: E402
 from flwr.clientapp import ClientApp  # noqa: E402
 from flwr.serverapp import Grid, ServerApp  # noqa: E402
 
-from fedpdmc.certificates.keys import COORDINATOR, Credentials, read_credentials, sign, signer  # noqa: E402
+from fedpdmc.certificates import COORDINATOR, Credentials, read_credentials, sign, signer  # noqa: E402
 from fedpdmc.console.interrupts import waiting  # noqa: E402
 from fedpdmc.errors import InputError, Refused, WireError  # noqa: E402
 from fedpdmc.federation import messages as wire  # noqa: E402

@@ -21,16 +21,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedpdmc._jax.compilation import strong_types
 from fedpdmc.errors import BadAnswer, WireError
 from fedpdmc.federation import messages
 from fedpdmc.federation.answer_checks import read_arrival
 from fedpdmc.federation.site_agent.request_checks import RequestRefused
 from fedpdmc.potentials import Quadratic
+from fedpdmc.sampling.arguments import public_potential
 from fedpdmc.sampling.coordinator import Coordinator, Itinerary, PublicKeys, State
 from fedpdmc.sampling.defaults import Method
-from fedpdmc.sampling.engines.rounds import finish_round, plan_ahead
+from fedpdmc.sampling.engines.one_round import finish_round, plan_ahead
 from fedpdmc.sampling.factory import coordinator, coordinator_key, start_state
-from fedpdmc.sampling.public_potential import public_potential
 from fedpdmc.study.contract import Study
 from fedpdmc.whitening import Reference
 
@@ -59,9 +60,25 @@ def _statement(site: str, answer: messages.Arrivals) -> bytes:
     return _hash("arrivals", site.encode(), messages.encode(dataclasses.replace(answer, signature=b"")))
 
 
+def _verify(site: str, public: bytes, answer: messages.Arrivals) -> None:
+    """Raise `BadAnswer` for the public part of an answer that its site has not signed with this key."""
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(answer.signature, _statement(site, answer))
+    except (InvalidSignature, ValueError) as error:
+        raise BadAnswer(site, "arrivals that it has not signed") from error
+
+
 def _digest(request: Request) -> bytes:
     """The hash of plans, the same for every site."""
     return messages.digest(messages.encode(dataclasses.replace(request, sequence=0)))
+
+
+def announced(run: bytes, contract: bytes, site: str, opened: messages.Opened) -> bytes:
+    """What a site signs with the key of its certificate: the hash of its seed and its key, in this run."""
+    return _hash("announced", run, contract, opened.commitment, opened.public, site.encode())
 
 
 class JointRandomness:
@@ -71,7 +88,8 @@ class JointRandomness:
         self.study, self._own = study, _hash("coordinator", str(seed).encode())
         self.commitment = _hash("commitment", self._own)
         self.seeds: tuple[bytes, ...] = ()
-        self.evidence: tuple[bytes, ...] = ()
+        # With the sites' keys. A store of earlier software does not have these: then other sites alone check signatures.
+        self.evidence, self.publics = self.seeds, self.seeds
 
     def begin(self, opened: Sequence[messages.Opened], revealed: Sequence[messages.Revealed]) -> None:
         """All parties have revealed their seeds."""
@@ -79,11 +97,15 @@ class JointRandomness:
             if _hash("commitment", other.seed) != one.commitment:
                 raise BadAnswer(name, "another seed than the one that it has committed to")
         self.seeds = self.evidence = (self._own, *(one.seed for one in revealed))
+        self.publics = tuple(one.public for one in opened)
 
     def add(self, request: Request, answers: Sequence[messages.Arrivals]) -> None:
         """The answers of a round, which the next request carries."""
         plan = _digest(request)
-        self.evidence = tuple(messages.encode(_public_part(answer, plan)) for answer in answers)
+        public = [_public_part(answer, plan) for answer in answers]
+        for name, key, answer in zip(self.study.sites, self.publics, public, strict=False):
+            _verify(name, key, answer)
+        self.evidence = tuple(map(messages.encode, public))
 
 
 class _Round(NamedTuple):
@@ -126,13 +148,10 @@ class OwnPlans:
         made = dataclasses.replace(opened, commitment=self._own[0], public=self._own[1])
         if (own := self.credentials) is None:
             return made
-        from fedpdmc.certificates.keys import sign
+        from fedpdmc.certificates import sign
 
-        signature = sign(own, self._said(message.run, self.name, self._own))
+        signature = sign(own, announced(message.run, self.study.digest, self.name, made))
         return dataclasses.replace(made, certificate=own.certificate, signature=signature)
-
-    def _said(self, run: bytes, name: str, announced: tuple[bytes, bytes]) -> bytes:
-        return _hash("announced", run, self.study.digest, *announced, name.encode())
 
     def reveal(self, message: messages.Reveal, asked: bytes) -> messages.Revealed:
         """The site's seed, if all sites have announced theirs, and proved their keys."""
@@ -144,14 +163,13 @@ class OwnPlans:
         return messages.Revealed(message.run, message.sequence, asked, self._seed)
 
     def _proved(self, name: str, opened: messages.Opened) -> bool:
-        announced = opened.commitment, opened.public
-        if name == self.name and announced != self._own:
+        if name == self.name and (opened.commitment, opened.public) != self._own:
             return False
         if self.credentials is None:
             return True
-        from fedpdmc.certificates.keys import fingerprint, signer
+        from fedpdmc.certificates import fingerprint, signer
 
-        said = self._said(self._opening.run, name, announced) if self._opening else b""
+        said = announced(self._opening.run if self._opening else b"", self.study.digest, name, opened)
         if signer(self.credentials, opened.certificate, opened.signature, said) != name:
             return False
         return name not in self._pinned or fingerprint(opened.certificate) == self._pinned[name]
@@ -168,9 +186,7 @@ class OwnPlans:
             if not self._opened or [_hash("commitment", seed) for seed in message.evidence] != told:
                 raise RequestRefused("NOT_JOINT")
             method = _method(self.study, opening, joint_seed(message.evidence))
-            start = start_state(method, -opening.begin)
-            # Strong types, as the compiled steps return them.
-            start = jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), start)
+            start = strong_types(start_state(method, -opening.begin))
             keys = PublicKeys.of(coordinator_key(method), method.chains)
             self._run = coordinator(method, -opening.begin), keys, start
         return self._run
@@ -214,7 +230,7 @@ class OwnPlans:
         _compare(chain, (a[chain], plans.start), (v[chain], plans.velocity[:, 0]))
         a[chain], v[chain] = plans.start, plans.velocity[:, 0]
         state = eqx.tree_at(lambda s: (s.a, s.v), state, (jnp.asarray(a), jnp.asarray(v)))
-        itinerary = plan_ahead(public, state, keys, jnp.full(t.shape, until))
+        itinerary = plan_ahead(public, keys, state, jnp.full(t.shape, until))
         duration, velocity = (np.asarray(x)[chain] for x in (itinerary.path.duration, itinerary.path.velocity))
         longest, used = plans.duration.shape[1], (plans.duration > 0)[..., None]
         own, rest = duration[:, :longest], duration[:, longest:]
@@ -223,9 +239,6 @@ class OwnPlans:
 
     def _arrivals(self, message: Request, last: _Round):
         """The arrivals of all sites along the last plans, stacked; each has its site's signature."""
-        from cryptography.exceptions import InvalidSignature
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
         found, plan, flips = [], jax.tree.map(np.asarray, last.itinerary.plan), self.study.dynamics().flips
         try:
             for name, opened, data in zip(self.study.sites, self._opened, message.evidence, strict=True):
@@ -235,9 +248,9 @@ class OwnPlans:
                     last.digest,
                 ):
                     raise BadAnswer(name, "not the arrivals along the last plans")
-                Ed25519PublicKey.from_public_bytes(opened.public).verify(answer.signature, _statement(name, answer))
+                _verify(name, opened.public, answer)
                 found.append(read_arrival(name, answer, plan, flips))
-        except (WireError, BadAnswer, InvalidSignature, ValueError) as error:
+        except (WireError, BadAnswer, ValueError) as error:
             logger.error("arrivals of other sites that they have not signed: %s", error)
             raise RequestRefused("NOT_SIGNED") from error
         return jax.tree.map(lambda *x: np.stack(x), *found)
@@ -246,7 +259,7 @@ class OwnPlans:
 def _compare(chain: np.ndarray, *pairs) -> None:
     """Raise `RequestRefused` if rows of chains differ by more than rounding."""
     for mine, other in pairs:
-        off = (np.abs(mine - other) > ROUNDING * (1 + np.abs(mine))).reshape(len(chain), -1).any(1)
+        off = ~(np.abs(mine - other) <= ROUNDING * (1 + np.abs(other))).reshape(len(chain), -1).all(1)
         if off.any():
             raise RequestRefused("NOT_MY_PLAN", int(chain[np.flatnonzero(off)[0]]) + 1)
 

@@ -211,9 +211,10 @@ def version_remedy(refusal: bytes, code: str) -> str | None:
     other = int(told) if told != code and told.isdigit() else version_of(refusal)
     if other == VERSION or code not in ("MALFORMED", f"{VERSION_CODE}{told}"):
         return None
+    which = " (for a run that has begun, that with which it began)" if min(other, VERSION) < MEANING else ""
     return (
         f"The other side uses wire version {other}, this one {VERSION} (fedpdmc {__version__}). Install the same version of "
-        "fedpdmc on both sides and start them again with the same stores: the run goes on."
+        f"fedpdmc on both sides{which} and start them again with the same stores: the run goes on."
     )
 
 

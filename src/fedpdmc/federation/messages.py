@@ -7,7 +7,6 @@ import math
 
 import numpy as np
 
-from fedpdmc.bent_coordinates import NUMBERS
 from fedpdmc.errors import WireError
 from fedpdmc.federation.codecs import (
     DIGEST_BYTES,
@@ -29,6 +28,7 @@ from fedpdmc.federation.codecs import (
     Words,
 )
 from fedpdmc.federation.message_format import Message, SiteAnswer, SiteRequest, decode, digest, encode, message, since
+from fedpdmc.whitening import NUMBERS
 
 QUARTER = math.pi / 2
 # The encoding is used through this module too.
@@ -88,7 +88,7 @@ class Derive(SiteRequest):
     """Coordinator → site: compute value, gradient and Hessian at a point, for the reference.
 
     With a spread S that is not empty, their means over ``N(x, S Sᵀ)``. With a bend, numbers of shape (6, r), of the function
-    of coordinates in which the log spreads of effects are bent (`fedpdmc.bent_coordinates`): x is a point before the bend.
+    of coordinates in which the log spreads of effects are bent (`fedpdmc.whitening`): x is a point before the bend.
     """
 
     x: Vector
@@ -419,7 +419,7 @@ class Revealed(SiteAnswer):
 
 
 @message(30)
-class Account(SiteRequest):
+class AskAccount(SiteRequest):
     """Coordinator → site: how much information have your answers in this study carried? Not part of the sequence."""
 
 

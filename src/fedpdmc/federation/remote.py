@@ -3,33 +3,37 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedpdmc.bent_coordinates import Bend
 from fedpdmc.errors import BadAnswer, LimitReached
 from fedpdmc.federation import masking, messages
-from fedpdmc.federation.answer_checks import check_answer, check_derivatives, read_account, read_arrival
+from fedpdmc.federation.answer_checks import (
+    ImmediateArrivals,
+    check_answer,
+    check_derivatives,
+    read_account,
+    read_arrival,
+)
+from fedpdmc.federation.checkpoint import OpeningJournal
 from fedpdmc.federation.derivative_plausibility import Plausible
-from fedpdmc.federation.derivative_rounding import Heights, digits_of
-from fedpdmc.federation.immediate_arrivals import ImmediateArrivals
-from fedpdmc.federation.joint_plans import JointRandomness
+from fedpdmc.federation.derivative_rounding import Heights, digits_in, digits_of
+from fedpdmc.federation.joint_plans import JointRandomness, announced
 from fedpdmc.federation.message_format import VERSION
-from fedpdmc.federation.opening_journal import OpeningJournal
 from fedpdmc.federation.transport import Request, Transport
 from fedpdmc.federation.turn_plans import abbreviated
-from fedpdmc.members.member import Member, NotBent
-from fedpdmc.members.noisy_derivatives import Noisy, release_point
-from fedpdmc.members.site import own_part
+from fedpdmc.members.private_site import Noisy, release_point
+from fedpdmc.members.site import Member, NotBent, own_part
 from fedpdmc.plan import Arrival, Plan
 from fedpdmc.potentials import ControlVariate
-from fedpdmc.privacy.account_status import AccountStatus
+from fedpdmc.privacy.accountant import AccountStatus
 from fedpdmc.privacy.declared_bounds import Bounds
-from fedpdmc.privacy.noise_shares import ShareTerms, from_sum
+from fedpdmc.privacy.gaussian_mechanism import ShareTerms, from_sum
 from fedpdmc.sampling.engines.base import Federation
-from fedpdmc.whitening import Reference
+from fedpdmc.whitening import Bend, Reference
 
 if TYPE_CHECKING:
     from fedpdmc.federation.audit_seals import Witness
@@ -69,13 +73,16 @@ class RemoteFederation(Federation):
         The wire version of the run's requests.
     joint : JointRandomness or None
         Where sites make the plans; set before the opening.
+    contract : bytes
+        The contract's SHA-256, which sites sign with their keys of secure sums.
     """
 
-    def __init__(self, transport: Transport, run: bytes):
-        self.transport, self.run, self.version = transport, run, VERSION
+    def __init__(self, transport: Transport, run: bytes, contract: bytes = b""):
+        self.transport, self.run, self.version, self.contract = transport, run, VERSION, contract
         self.journal = OpeningJournal()
         self.sequence, self.bytes = np.zeros((2, len(transport.names)), dtype=np.int64)
-        self._columns: list[np.ndarray | None] = [None] * len(transport.names)
+        self.names = transport.names
+        self.columns = [None] * len(transport.names)
         self.coordinates: list[np.ndarray | None] = [None] * len(transport.names)
         self._point: tuple[np.ndarray, ...] | None = None
         self._derived: list[tuple[float, np.ndarray, np.ndarray]] = []
@@ -101,11 +108,6 @@ class RemoteFederation(Federation):
         self._heights = [Heights() for _ in self.names]
         self.sequence, self.bytes, self.passes = np.zeros((3, len(self.names)), dtype=np.int64)
         self.journal.rewind()
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The sites' names."""
-        return self.transport.names
 
     @property
     def accounts(self) -> list[AccountStatus]:
@@ -184,7 +186,8 @@ class RemoteFederation(Federation):
     ) -> list[messages.Masked]:
         """Masked derivatives of all sites, which have agreed on their masks before."""
         if not self._agreed:
-            self._ask_opening(self._all(messages.Offer), messages.Offered)
+            said = partial(masking.statement, self.run, self.contract)
+            self._ask_opening(self._all(messages.Offer), messages.Offered, lambda site, own: said(site, own.public))
             offered = tuple(self.journal.rounds[0][1])
             self._ask_opening(self._all(messages.Agree, offered), messages.Opened)
             self._agreed = True
@@ -229,7 +232,8 @@ class RemoteFederation(Federation):
                 extra["wide"] = reference.wide
             message = messages.Open(self.run, int(sequence) + 1, *shape, *parts, turns=key, kept=kept, **extra)
             requests.append(Request.of(message, self.version))
-        found = self._ask_opening(requests, messages.Opened)
+        said = None if self.joint is None else partial(announced, self.run, self.contract)
+        found = self._ask_opening(requests, messages.Opened, said)
         for name, message in zip(self.names, found, strict=True):
             if self.private is not None and self.private != (message.remaining >= 0):
                 raise BadAnswer(name, f"{'no' if self.private else 'a'} privacy budget, contrary to the contract")
@@ -241,15 +245,6 @@ class RemoteFederation(Federation):
         if self.joint is not None:
             openings = tuple(messages.encode(message) for message in found)
             self.joint.begin(found, self._ask(self._all(messages.Reveal, openings), messages.Revealed))
-
-    @property
-    def columns(self) -> list[np.ndarray | None]:
-        """The coordinates that each site is sent."""
-        return self._columns
-
-    @columns.setter
-    def columns(self, columns: Sequence[np.ndarray | None]) -> None:
-        self._columns = list(columns)
 
     def ask(self, plans: Sequence[Plan | None]) -> list[Arrival | None]:
         """One round: each site gets the plans of the chains that it is asked about, or no message if there are none."""
@@ -296,7 +291,7 @@ class RemoteFederation(Federation):
 
     def information(self) -> dict[str, float]:
         """Bits that the answers of each site have carried, as it reports them. Not part of the sequence."""
-        requests = self._all(messages.Account)
+        requests = self._all(messages.AskAccount)
         found = self._check(self.transport.ask(requests), requests, messages.Accounted, counted=False)
         return {name: message.bits for name, message in zip(self.names, found, strict=True)}
 
@@ -320,9 +315,20 @@ class RemoteFederation(Federation):
         made = {n: Request.of(kind(self.run, n + 1, *content), self.version) for n in numbers}
         return [made[int(n)] for n in self.sequence]
 
-    def _ask_opening(self, requests: Sequence[Request], kind: type) -> list:
-        """A round of the opening, which is asked once."""
-        return self.journal.ask(requests, self.transport, lambda answers, sent: self._check(answers, sent, kind))
+    def _ask_opening(self, requests: Sequence[Request], kind: type, said: Callable[..., bytes] | None = None) -> list:
+        """A round of the opening, asked once. What a site has not signed, other sites would refuse, and be blamed for it."""
+
+        def checked(answers, sent) -> list:
+            found = self._check(answers, sent, kind)
+            if said is not None and (own := self.transport.credentials) is not None:
+                from fedpdmc.certificates import signer
+
+                for name, one in zip(self.names, found, strict=True):
+                    if signer(own, one.certificate, one.signature, said(name, one)) != name:
+                        raise BadAnswer(name, "a key that is not signed with a valid certificate of this site")
+            return found
+
+        return self.journal.ask(requests, self.transport, checked)
 
     def _ask(self, requests: Sequence[Request | None], kind: type) -> list:
         return self._check(self.transport.ask(requests), requests, kind)
@@ -363,6 +369,10 @@ def _plans_message(run: bytes, sequence: int, plan: Plan, turning: bool, joint) 
     time = np.zeros(0) if plan.time is None else np.asarray(plan.time)[chain]
     plans = messages.Plans(run, sequence, *rows, chain, time, *(joint or ()))
     return abbreviated(run, sequence, plans, plan) if turning and plan.turns is not None else plans
+
+
+# Binary digits that a sum over sites can have beyond those of one site, whose entries are a part of it.
+MORE_OF_SUM = 10
 
 
 class RemoteSite(Member):
@@ -415,8 +425,14 @@ class RemoteSite(Member):
     def derivatives(self, x: np.ndarray, spread: np.ndarray | None = None) -> tuple[float, np.ndarray, np.ndarray]:
         """``U_m``, ``∇U_m`` and ``∇²U_m`` at a point, or their means. The first site asked queries all in one round."""
         if self.index is None:
-            return self.federation.sums(x, spread, self._bend)
-        return self.federation.derivatives(x, spread, self._bend)[self.index]
+            value, gradient, hessian = self.federation.sums(x, spread, self._bend)
+            if spread is None and not self.noisy:
+                self.grid = 2.0 ** -digits_in(hessian, MORE_OF_SUM) * np.sqrt(len(self.federation.names))
+            return value, gradient, hessian
+        value, gradient, hessian = self.federation.derivatives(x, spread, self._bend)[self.index]
+        if spread is None and not self.noisy:
+            self.grid = 2.0 ** -digits_in(hessian)
+        return value, gradient, hessian
 
     def bent(self, bend: Bend | None) -> RemoteSite:
         """The same site as a function of coordinates in which its log spreads are bent."""

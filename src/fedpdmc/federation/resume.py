@@ -15,27 +15,26 @@ from fedpdmc.federation.derivative_rounding import TOLERANCE
 from fedpdmc.federation.joint_plans import JointRandomness, joint_seed
 from fedpdmc.federation.remote import AGREEMENT, SUM, RemoteFederation, RemoteSite
 from fedpdmc.federation.session import Connection
-from fedpdmc.members.account_report import account_report
+from fedpdmc.members.private_site import account_report
 from fedpdmc.members.run_coordinates import local_columns
 from fedpdmc.models.mixture_prior import MixturePrior
-from fedpdmc.privacy.account_status import AccountStatus
-from fedpdmc.privacy.noise_shares import shared_words
+from fedpdmc.privacy.accountant import AccountStatus
+from fedpdmc.privacy.gaussian_mechanism import shared_words
 from fedpdmc.results.manifest import RESTORE
+from fedpdmc.results.path_store import RunState
 from fedpdmc.results.posterior import Posterior
-from fedpdmc.results.run_state import RunState
 from fedpdmc.results.skeleton import Block, Skeleton
 from fedpdmc.sampling.arguments import Settings
-from fedpdmc.sampling.block_length import Goal
 from fedpdmc.sampling.coordinator import PublicKeys
 from fedpdmc.sampling.defaults import Method, choose
-from fedpdmc.sampling.driver import Sampler
-from fedpdmc.sampling.engines import selective_requests
+from fedpdmc.sampling.driver import Goal, Sampler
+from fedpdmc.sampling.engines import one_round
 from fedpdmc.sampling.factory import coordinator, coordinator_key, opening
 from fedpdmc.sampling.laplace_reference import search_laplace
 from fedpdmc.sampling.one_shot import exact_cost, exact_words, private_laplace
 from fedpdmc.sampling.run_state_arrays import pack_position, pack_reference, unpack_position, unpack_reference
 from fedpdmc.sampling.vb_reference import reference_at, search_vb
-from fedpdmc.study.description import prior_lines
+from fedpdmc.study.description import effect_scale, prior_lines
 from fedpdmc.whitening import VB, Reference
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ class RunRecorder:
                 "goal": list(sampler.goal),
                 "reference": facts,
                 "weights": self.weights,
-                "joint": None if joint is None else [[x.hex() for x in part] for part in (joint.seeds, joint.evidence)],
+                "joint": joint and [[x.hex() for x in part] for part in (joint.seeds, joint.evidence, joint.publics)],
             },
             arrays,
         )
@@ -108,7 +107,7 @@ class RunRecorder:
         """Which study and run this is."""
         study = self.connection.study
         known = {"study": study.name, "contract": study.digest.hex(), "run": self.connection.run.hex()}
-        known |= {"prior": prior_lines(study), "information": self.information}
+        known |= {"prior": prior_lines(study), "effect_scale": effect_scale(study), "information": self.information}
         # Regressions of the other families have one mode.
         known |= {"modes_searched": False} if study.family in ("file", "student_t") else {}
         return known | {"influence": self.weights, "doubts": doubts(self.weights)}
@@ -148,12 +147,13 @@ def sample_study(
         summed = study.derivatives == "summed"
         control = [method.control.get(SUM if summed else name) for name in federation.names]
         # A site that is not in every round also gets the last velocity, for the time after the plan.
-        segments = method.segments + selective_requests.applies(federation.columns, coordinator(method))
+        segments = method.segments + one_round.applies(federation.columns, coordinator(method))
         federation.open(method.reference, control, method.chains, segments, summed, _turn_key(study, method), -burn_in)
     elif saved is not None:
         federation.turning = method.dynamics.turns
         if federation.joint is not None:
-            federation.joint.seeds, federation.joint.evidence = _unpack_joint(saved)
+            federation.joint.seeds, federation.joint.evidence, *publics = _unpack_joint(saved)
+            federation.joint.publics = publics[0] if publics else ()
         _restore_accounts(connection, saved)
     if federation.joint is not None:
         method = method.replace(seed=joint_seed(federation.joint.seeds))

@@ -13,17 +13,15 @@ from typing import TYPE_CHECKING, Any
 from fedpdmc.console.interrupts import Interrupted
 from fedpdmc.console.progress import report, show_prior, showing
 from fedpdmc.errors import InputError
-from fedpdmc.federation.checkpoint import Checkpoint
+from fedpdmc.federation.checkpoint import Checkpoint, OpeningJournal
 from fedpdmc.federation.codecs import RUN_BYTES
 from fedpdmc.federation.derivative_plausibility import Plausible
-from fedpdmc.federation.in_process import DirectTransport
 from fedpdmc.federation.message_format import MEANING, READABLE, VERSION
 from fedpdmc.federation.messages import Welcome, encode
-from fedpdmc.federation.opening_journal import OpeningJournal
 from fedpdmc.federation.remote import RemoteFederation
-from fedpdmc.federation.transport import Transport
+from fedpdmc.federation.transport import DirectTransport, Transport
 from fedpdmc.results.manifest import RESTORE
-from fedpdmc.results.run_state import RunState
+from fedpdmc.results.path_store import RunState
 from fedpdmc.sampling.api import StudyConnection
 from fedpdmc.validation import has_fields, optional_seed, require_posix
 from fedpdmc.version import __version__
@@ -40,7 +38,7 @@ FIRST_STORED = 9
 if TYPE_CHECKING:
     import pandas as pd
 
-    from fedpdmc.certificates.keys import Credentials
+    from fedpdmc.certificates import Credentials
     from fedpdmc.console.progress import Showing
     from fedpdmc.federation.audit_seals import Witness
     from fedpdmc.results.posterior import Posterior
@@ -74,7 +72,7 @@ class Connection(StudyConnection):
     ):
         self.study, self.transport, self.run, self.seed = study, transport, run, seed
         self.checkpoint, self.saved = checkpoint, saved
-        self.federation = RemoteFederation(transport, run)
+        self.federation = RemoteFederation(transport, run, study.digest)
         self.federation.plausible = Plausible(study)
         self.federation.version = _wire_version(saved)
         # What every stored state says of the run.
@@ -203,7 +201,7 @@ def connect(
     def transport(study: Study, run: bytes, seed: int) -> Transport:
         if records is not None:
             return _in_process(study, records, site_seeds or {}, store, seed, run, ledger, seeded_for_tests)
-        from fedpdmc.certificates.keys import read_credentials
+        from fedpdmc.certificates import read_credentials
         from fedpdmc.federation.grpc.server import StreamTransport
 
         if plain_on_loopback == (keys is not None):
@@ -299,7 +297,7 @@ def _in_process(
 
 def _trial_keys(study: Study, store) -> dict[str, Credentials]:
     """Keys for sites in this process, so that secure sums work as on a network."""
-    from fedpdmc.certificates.keys import make_keys, read_credentials
+    from fedpdmc.certificates import make_keys, read_credentials
 
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory()) if store is None else Path(store) / "keys"

@@ -1,7 +1,7 @@
 """Plans that a site computes by itself: turns at known times, with velocities from a public key.
 
 The coordinator's own events in such a plan are turns only. Their times follow from the time to the first one, and their
-velocities from the key in the opening, the chain and the number of the turn (`fedpdmc.dynamics.quarter_turns`). A message
+velocities from the key in the opening, the chain and the number of the turn (`fedpdmc.dynamics`). A message
 has the current state and five numbers of each chain, whatever the length of its plan. It reveals what whole plans reveal:
 velocities are public randomness, and only the current state depends on the other sites.
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from fedpdmc._jax.compilation import compiled
 from fedpdmc._jax.random_streams import ChainKeys
-from fedpdmc.dynamics.quarter_turns import turn_durations, turn_velocities
+from fedpdmc.dynamics import turn_durations, turn_velocities
 from fedpdmc.federation import messages
 from fedpdmc.plan import Plan
 

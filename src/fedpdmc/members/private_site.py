@@ -1,12 +1,20 @@
-"""A site with a privacy budget: it checks a plan, charges it, walks it at its own rates plus the excess, and answers."""
+"""A privacy budget as a wrapper around a site: what it answers is bounded, noisy or drawn from a law, and charged.
+
+`PrivateSite` answers plans: it checks a plan, charges it, walks it at its own rates plus the excess, and answers.
+`noisy_derivatives` releases derivatives with noise, and `shared_derivatives` parts of a sum in which the noise of all sites
+protects each.
+"""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import hmac
 import json
 import logging
-from typing import Any
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -19,26 +27,205 @@ from fedpdmc.clocks import FINE, follow
 from fedpdmc.clocks.private_arrivals import Grid, first_below, time_grid
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.errors import BudgetSpent, InputError, NotFinite, PlanRefused
-from fedpdmc.members.account_report import account_report
-from fedpdmc.members.clipping import fingerprint
-from fedpdmc.members.observed_time import Exposure
-from fedpdmc.members.plan_limits import LARGEST, PlanArrays, PlanLimits
-from fedpdmc.members.run_coordinates import Opening, less_public, local_columns
-from fedpdmc.members.site import Site
+from fedpdmc.members.bounded_records import (
+    clipped_records,
+    file_ceiling,
+    file_change,
+    file_derivatives,
+    file_limits,
+    file_sensitivity,
+    fingerprint,
+    model_of,
+)
+from fedpdmc.members.run_coordinates import Opening, in_coordinates, local_columns, padded_potential, whitened_control
+from fedpdmc.members.site import Site, derivatives, own_part
+from fedpdmc.models.model_file.records import RecordModel
 from fedpdmc.plan import Arrival, Plan
-from fedpdmc.potentials import Potential
-from fedpdmc.privacy.account_bounds import arrival_cost, inaccuracy_cost, usual_ratio
-from fedpdmc.privacy.account_status import AccountStatus
-from fedpdmc.privacy.accountant import up
-from fedpdmc.privacy.ledger_entries import FAULT, Reply, Request
+from fedpdmc.potentials import Potential, Sum
+from fedpdmc.privacy.accountant import (
+    AccountStatus,
+    Sensitivity,
+    account_limit,
+    arrival_cost,
+    gaussian_limit,
+    inaccuracy_cost,
+    spent_epsilon,
+    up,
+    usual_ratio,
+)
+from fedpdmc.privacy.budget import Budget
+from fedpdmc.privacy.budget_planning import MOST_CELLS, ONE_SHOT, REFERENCE, Schedule, cells, most_passes, steepness
+from fedpdmc.privacy.declared_bounds import Bounds
+from fedpdmc.privacy.gaussian_mechanism import (
+    MODULUS,
+    ShareTerms,
+    check_honest,
+    from_sum,
+    noise_multiplier,
+    noise_scale,
+    noisy_share,
+    release,
+    release_symmetric,
+    share,
+)
+from fedpdmc.privacy.ledger import FAULT, Account, Ledger, LedgerRequest, Reply
+from fedpdmc.privacy.rounding_error_bound import (
+    COX_REGION,
+    LARGEST_SHARE,
+    Limits,
+    gradient_rounding,
+    hessian_rounding,
+    limits,
+)
+from fedpdmc.privacy.sensitivity import (
+    NEIGHBOURS,
+    ModelFacts,
+    averaged_sensitivity,
+    derivative_sensitivity,
+    sensitivity,
+)
 
 logger = logging.getLogger("fedpdmc.site")
-# The largest observed time that is reported.
-LONGEST = 1e300
+LARGEST = 1e15  # in a plan, reference or control variate, and of parameters: beyond it numbers might overflow
+FASTEST = 1e6  # whitened units per unit of process time, in a plan
+LONGEST = 1e300  # process time, the largest that is reported
 # Charged for each chain of a plan and pass of its walk in addition to its exposure, in units of `inaccuracy_cost`: the
 # law of the first accepted point is that of real arithmetic up to a factor 1 ± 2⁻⁵⁴ for each tile, and a pass has at
 # most 33 tiles.
 SLACK = 33 * 2.0**-54
+CELL = 1 / 16  # radians, the longest cell of a rotation on which max_i |v_i| is bounded
+MOST_PARTS = 4096  # cells of a segment
+LEAST_LEFT = 1e-6  # fraction of a share below which it counts as spent
+LAST_NODE = 8.0  # standard deviations, beyond the last quadrature node of averages over predictors
+WIDTH = 16  # bytes of a number modulo 2¹²⁸
+
+
+class PlanArrays(NamedTuple):
+    """A plan of the coordinates that the site is sent, as NumPy arrays."""
+
+    number: np.ndarray
+    start: np.ndarray
+    duration: np.ndarray
+    velocity: np.ndarray
+
+
+class PlanLimits:
+    """Limits on the plans of one run.
+
+    Parameters
+    ----------
+    site : Site
+        With a budget.
+    opening : Opening
+
+    Attributes
+    ----------
+    rounding : Limits
+        The largest distance of plans, and the sensitivity including rounding.
+    excess : float
+        The rate ρ that the site adds to each coordinate.
+    """
+
+    def __init__(self, site: Site, opening: Opening):
+        assert isinstance(site.budget, Budget)
+        self.site, self.budget, self.dynamics = site, site.budget, opening.dynamics
+        # The rows of S, and the centre, of the site's own parameters, over the coordinates that it is sent.
+        columns = local_columns(site, opening)
+        rows, center = np.asarray(opening.reference.matrix), np.asarray(opening.reference.center)
+        if site.coordinates is not None:
+            rows, center = rows[site.coordinates], center[site.coordinates]
+        self._rows, self._center = rows if columns is None else rows[:, columns], center
+        self._model = site.model if isinstance(site.model, RecordModel) else model_of(site.potential)
+        # Rounding makes the sensitivity, and hence the excess rate, at most a tenth larger.
+        if isinstance(self._model, RecordModel):
+            known = file_change(self._model, self.budget, self._rows)
+            excess = 1.1 * self.budget.excess_for(known, opening.private_sites)
+            self.rounding: Limits = file_limits(self._model, self.budget, self._rows, known, excess)
+        else:
+            terms = (self._model, self.budget.bounds, self.budget.neighbours)
+            known = sensitivity(*terms, self._rows)
+            excess = 1.1 * self.budget.excess_for(known, opening.private_sites)
+            self.rounding = limits(*terms, self._rows, center, known, excess)
+        self.excess = self.budget.excess_for(self.rounding.sensitivity, opening.private_sites)
+        # Norms of the control variate's whitened Hessian and of its slope at the centre.
+        control = whitened_control(site, opening)
+        parts = () if control is None else (control.precision, control.linear)
+        self._control = tuple(float(np.linalg.norm(np.asarray(x))) for x in parts) or (0.0, 0.0)
+
+    @property
+    def dim(self) -> int:
+        """Whitened coordinates that the site is sent."""
+        return self._rows.shape[1]
+
+    @property
+    def region(self) -> np.ndarray | None:
+        """The region of the site's own parameters."""
+        dim = self._rows.shape[0]
+        declared = self.budget.bounds.sizes("region", dim)
+        if isinstance(self._model, ModelFacts) and self._model.loss == "cox":
+            return np.minimum(COX_REGION, np.full(dim, COX_REGION) if declared is None else declared)
+        return declared
+
+    def check_shape(self, plan: PlanArrays) -> None:
+        """Refuse arrays that are not a plan of these dynamics."""
+        numbers = (plan.start, plan.duration, plan.velocity)
+        finite = all(np.max(np.abs(x), initial=0.0) <= LARGEST for x in numbers)
+        if not finite or np.any(plan.duration < 0) or np.any(plan.number < 0) or plan.start.shape[1] != self.dim:
+            raise PlanRefused(f"site {self.site.name!r}: not a valid plan (code BAD_PLAN).")
+        if self.dynamics.unit_speed and np.any(np.abs(plan.velocity[plan.duration > 0]) != 1.0):
+            raise PlanRefused(f"site {self.site.name!r}: a velocity is neither −1 nor 1 (code BAD_SPEED).")
+
+    def check_path(self, plan: PlanArrays, starts: np.ndarray) -> int:
+        """Refuse paths that the guarantee does not cover; returns a limit on the passes of a walk along this one.
+
+        ``starts`` are the positions at which segments start, of shape (C, S, d).
+        """
+        where = self._parameters(plan, starts)
+        if (region := self.region) is not None and not np.all(where <= region):
+            raise PlanRefused(
+                f"site {self.site.name!r}: the path leaves the region for which its sensitivity was declared (code REGION). "
+                "Declare a wider one, or start nearer to the posterior."
+            )
+        walked, rotating, rounding = (plan.duration > 0)[..., None], self.dynamics.flow.rotating, self.rounding
+        a, v = np.where(walked, starts, 0.0), np.where(walked, plan.velocity, 0.0)
+        reached = np.abs(a) + np.abs(v) * plan.duration[..., None]
+        reached = np.minimum(reached, np.hypot(a, v)) if rotating else reached
+        farthest = np.linalg.norm(reached, axis=-1).max(1, initial=0.0)
+        speed = np.linalg.norm(v, axis=-1).max(1, initial=0.0)
+        curvature, slope = self._control
+        steepest = curvature * farthest + slope
+        near = np.all(farthest <= rounding.distance) and np.all(steepest <= rounding.slope)
+        if not (near and np.all(speed <= FASTEST)):
+            raise PlanRefused(
+                f"site {self.site.name!r}: the plan goes further from the centre than 64-bit arithmetic allows "
+                f"(code PLAN_TOO_FAR: at most {rounding.distance:g} whitened units). Start nearer to the posterior."
+            )
+        control = (curvature, float(np.max(steepest, initial=0.0)))
+        excess = (self.excess, rounding.rounding)
+        if isinstance(self._model, RecordModel):
+            steep = (0.0, 0.0, 0.0, 0.0)
+            excess = (self.excess + 2 * file_ceiling(self._model, self.budget, self._rows), rounding.rounding)
+        else:
+            steep = steepness(self._model, self.budget.bounds, self.budget.neighbours, self._rows, where)
+        work = cells(steep, self.dim, rotating, excess, control, farthest, speed, plan.duration.sum(1))
+        if not np.all(work <= MOST_CELLS):
+            raise PlanRefused(
+                f"site {self.site.name!r}: the plan may take {np.max(work):.3g} steps to walk (code TOO_MUCH_WORK: at most "
+                f"{MOST_CELLS:g}). Plan less far ahead, start nearer to the posterior, or declare tighter bounds and fewer "
+                "most_records."
+            )
+        return most_passes(float(np.max(work, initial=0.0)), self.dim, plan.duration.shape[1])
+
+    def _parameters(self, plan: PlanArrays, starts: np.ndarray) -> np.ndarray:
+        """A bound on the size of each of the site's own parameters along the plan."""
+        duration, center = plan.duration[..., None], self._center
+        x, speed = starts @ self._rows.T, plan.velocity @ self._rows.T
+        if self.dynamics.flow.rotating:
+            size = np.hypot(x, speed)
+            farthest = np.minimum(np.abs(center) + size, np.abs(center + x) + size * duration)
+        else:
+            farthest = np.maximum(np.abs(center + x), np.abs(center + x + speed * duration))
+        return farthest[plan.duration > 0].max(0, initial=0.0)
 
 
 def check_dynamics(dynamics: Dynamics) -> None:
@@ -140,23 +327,12 @@ class PrivateSite:
     def status(self) -> AccountStatus:
         """The account, as the coordinator may know it."""
         of_study = self.granted - self.ledger.spent(self.dataset, self.budget.study)
-        left, account = max(min(self.ledger.remaining(self.dataset), of_study), 0.0), self.account
-        return AccountStatus(
-            site=self.site.name,
-            dim=self.dim,
-            epsilon=account.epsilon,
-            delta=account.delta,
-            alpha=account.alpha,
-            granted=self.budget.granted,
-            cap=min(account.limit / self.cost_rate, LONGEST),
+        left = max(min(self.ledger.remaining(self.dataset), of_study), 0.0)
+        return _account_status(self.site, self.dim, self.ledger, self.account, self.sensitivity)._replace(
+            cap=min(self.account.limit / self.cost_rate, LONGEST),
             excess=self.excess,
-            sensitivity=self.sensitivity,
-            releases=self.ledger.releases(self.dataset),
-            seeded=self.site.seed is not None,
             remaining=min(left / self.cost_rate, LONGEST),
             observed=self.ledger.observed(self.dataset, self.budget.study, self.run),
-            spent=self.ledger.spent(self.dataset) / account.limit,
-            bound=account.bound,
         )
 
     @double_precision
@@ -170,10 +346,10 @@ class PrivateSite:
             The message's number within the run; None: the number of plans before it, over all chains.
         """
         own = _arrays(plan)
-        exposure, passes = self._checked(own)
+        exposure, passes = self._check_plan(own)
         number = int(own[0].sum()) if round is None else int(round)
         asked = _hash(self._opening_hash, *own)
-        request = Request(self.dataset, self.budget.study, self.run, "round", number, asked)
+        request = LedgerRequest(self.dataset, self.budget.study, self.run, "round", number, asked)
 
         def work(key: bytes) -> Reply:
             try:
@@ -200,7 +376,7 @@ class PrivateSite:
         time, rang, mark = _unpack(answered, len(exposure.horizon))
         return Arrival(jnp.asarray(time), jnp.asarray(rang), jnp.asarray(mark))
 
-    def _checked(self, own: PlanArrays) -> tuple[Exposure, int]:
+    def _check_plan(self, own: PlanArrays) -> tuple[Exposure, int]:
         """The exposure of a plan, and a limit on the passes of its walk; refused if the guarantee does not cover it."""
         self.plan_limits.check_shape(own)
         exposure = Exposure(self.opening.dynamics, *own[1:], time_grid(own.duration.sum(1), self.dim).unit)
@@ -214,7 +390,7 @@ class PrivateSite:
         slack = np.count_nonzero(exposure.horizon > 0) * passes * SLACK * inaccuracy_cost(self.account.bound, alpha)
         return observed, up(observed * self.cost_rate + slack)
 
-    def _key(self, key: bytes, request: Request) -> bytes:
+    def _key(self, key: bytes, request: LedgerRequest) -> bytes:
         """The ledger's secret for this request; derived from the site's seed if it has one, for tests only."""
         if self.site.seed is None:
             return key
@@ -292,3 +468,567 @@ def _opening_hash(opening: Opening, excess: float) -> bytes:
         parts += [opening.control.quadratic.precision, opening.control.quadratic.linear, opening.control.point]
     arrays = [np.asarray(x, dtype="<f8") for x in parts]
     return _hash(f"{opening.dynamics!r} {excess!r}".encode(), *arrays)
+
+
+COVERED = (
+    "everything this site has revealed to anyone in all runs on this data set: times and coordinates of its arrivals on "
+    "every chain, including discarded ones, and released derivatives; therefore also the published posterior"
+)
+ALONE = ", and other sites that collude with the coordinator"
+NOT_COVERED = (
+    "how long the site takes to answer, that it fails or does not take part, anything "
+    "released outside this ledger, starting points and references that someone computed from the records, anyone who can "
+    "read the ledger itself, and a person with records at several sites"
+)
+SEEDED = "a seed, for tests only: NOT private"
+
+
+def account_report(status: AccountStatus, budget: Budget, dynamics: Dynamics) -> dict[str, Any]:
+    """The grants and spending of a private site, for `Posterior.privacy`."""
+    epsilon, delta, alpha, granted, spent = status.epsilon, status.delta, status.alpha, status.granted, status.spent
+    running = spent_epsilon(status.bound, alpha, spent * account_limit(status.bound, alpha, epsilon, delta), delta)
+    return {
+        "epsilon": epsilon,
+        "delta": delta,
+        "neighbours": budget.neighbours,
+        "relation": NEIGHBOURS[budget.neighbours],
+        "alpha": alpha,
+        "bound": status.bound,
+        "granted": None if granted is None else list(granted),
+        "running_epsilon": running,
+        "spent": spent,
+        "observed": status.observed,
+        "observed_unit": "process time" if dynamics.unit_speed else "path length",
+        "cap": status.cap,
+        "releases": status.releases,
+        "excess": status.excess,
+        "sensitivity": status.sensitivity._asdict(),
+        "bounds": budget.bounds.describe(),
+        "records": "clipped to the declared bounds: the posterior is that of the clipped records"
+        if budget.on_violation == "clip"
+        else "refused if outside the declared bounds",
+        "randomness": SEEDED if status.seeded else "operating system",
+        "colluding": budget.colluding,
+        "covered": COVERED + _against(budget),
+        "not_covered": NOT_COVERED,
+    }
+
+
+def _against(budget: Budget) -> str:
+    """Which other sites may collude with the coordinator."""
+    if budget.colluding is None:
+        return ALONE
+    return f"; for derivatives with shared noise, if at most {budget.colluding} of the other sites collude"
+
+
+class Exposure:
+    """The observed time of a plan as a function of time, computed once per plan.
+
+    On lines of unit speed the time itself; on rotations an upper bound on ``∫ max_i |v_i| dt``. With a grid of times,
+    the rates at a grid point count for a whole cell: a segment of length t has at most ``t/h + 1`` points, so one cell
+    at its largest speed is added for every segment, however short.
+
+    Parameters
+    ----------
+    dynamics : Dynamics
+        With coordinate flips.
+    start : (C, d)
+    duration : (C, S)
+    velocity : (C, S, d)
+        The plan.
+    unit : (C,)
+        The cell length h of the grid.
+
+    Attributes
+    ----------
+    starts : (C, S, d)
+        Where each segment starts.
+    horizon : (C,)
+    """
+
+    def __init__(
+        self,
+        dynamics: Dynamics,
+        start: np.ndarray,
+        duration: np.ndarray,
+        velocity: np.ndarray,
+        unit: np.ndarray | float = 0.0,
+    ):
+        self.duration, self.unit, self.horizon = duration, unit, duration.sum(1)
+        self._begin = np.cumsum(duration, 1) - duration
+        self.starts, a = np.empty_like(velocity), start
+        rotating = dynamics.flow.rotating
+        for s in range(duration.shape[1]):
+            self.starts[:, s], t, v = a, duration[:, s, None], velocity[:, s]
+            a = a * np.cos(t) + v * np.sin(t) if rotating else a + v * t
+        # The largest speed by segment, chain and cell; None if it is one.
+        self._speeds: list[np.ndarray] | None = None
+        if not dynamics.unit_speed:
+            segments = range(duration.shape[1])
+            self._speeds = [_largest_speeds(self.starts[:, s], velocity[:, s], duration[:, s]) for s in segments]
+            self._peak = np.hypot(self.starts, velocity).max(-1)
+
+    def until(self, time: np.ndarray | float) -> np.ndarray:
+        """The exposure of each chain up to this time since the plan's start; it never decreases with time."""
+        time = np.where(time >= self.horizon, np.inf, time)
+        if self._speeds is None:
+            begun = (self._begin < time[:, None]) & (self.duration > 0)
+            return np.minimum(time, self.horizon) + self.unit * np.count_nonzero(begun, 1)
+        total = np.zeros(len(time))
+        for s, speeds in enumerate(self._speeds):
+            seen = np.clip(time - self._begin[:, s], 0.0, self.duration[:, s])
+            width = self.duration[:, s, None] / speeds.shape[1]
+            inside = np.clip(seen[:, None] - width * np.arange(speeds.shape[1]), 0.0, width)
+            total += (speeds * inside).sum(1) * (1 + 1e-12)
+            total += np.where(seen > 0, self.unit * self._peak[:, s], 0.0)
+        return total
+
+
+def _largest_speeds(a: np.ndarray, v: np.ndarray, duration: np.ndarray) -> np.ndarray:
+    """``max_i sup |v_i|`` on equal cells of a segment: v_i = A cos(t + φ) is largest at an end or at its peak."""
+    cells = min(max(1, math.ceil(float(np.max(duration, initial=0.0)) / CELL)), MOST_PARTS)
+    size, phase = np.hypot(a, v), np.arctan2(a, v)
+    ends = phase[:, None, :] + (duration[:, None] * np.linspace(0.0, 1.0, cells + 1))[..., None]
+    speed = np.abs(np.cos(ends))
+    # A peak of |cos| lies between two ends if a multiple of π does.
+    peak = np.floor(ends[:, 1:] / np.pi) > np.floor(ends[:, :-1] / np.pi)
+    return (size[:, None] * np.where(peak, 1.0, np.maximum(speed[:, 1:], speed[:, :-1]))).max(-1)
+
+
+@functools.cache
+def usual_speed(dynamics: Dynamics, dim: int) -> float:
+    """Expected exposure per unit of process time: one on lines, ``E max_i |v_i|`` with ``v ~ N(0, I)`` on rotations."""
+    if dynamics.unit_speed:
+        return 1.0
+    z = np.linspace(0.0, 12.0, 4001)
+    inside = np.array([math.erf(x / math.sqrt(2)) for x in z])
+    return float(np.trapezoid(1 - inside**dim, z))
+
+
+# Derivatives with noise -------------------------------------------------------------------------------------------------
+
+
+class Noisy(NamedTuple):
+    """Released derivatives of one site: at ``point``, with the standard deviations of their noise.
+
+    Entries of the Hessian off the diagonal have ``1/√2`` of the noise of those on it.
+    """
+
+    gradient: np.ndarray
+    hessian: np.ndarray
+    point: np.ndarray
+    gradient_sd: float
+    hessian_sd: float
+
+
+class PlannedRelease(NamedTuple):
+    """A release that has not been made yet: its inputs, all public except for the account.
+
+    Attributes
+    ----------
+    point : array of shape (d,)
+        In the site's own parameters, within the declared region.
+    model : ModelFacts or str
+        The public facts about it, or the digest of its file.
+    sensitivity, rounding : (float, float)
+        Of gradient and Hessian.
+    spread : array of shape (d, d) or None
+        The root of the covariance over which they are averaged, if any.
+    """
+
+    point: np.ndarray
+    model: ModelFacts | str
+    sensitivity: tuple[float, float]
+    rounding: tuple[float, float]
+    spread: np.ndarray | None = None
+
+    @property
+    def where(self) -> tuple[list, ...]:
+        """The point, and the spread about it if there is one."""
+        return tuple(x.tolist() for x in (self.point, self.spread) if x is not None)
+
+    def noise(self, schedule: Schedule, alpha: float, cost: float) -> list[float]:
+        """Standard deviations of the noise of gradient and Hessian in a release that costs ``cost`` at order α."""
+        dim = len(self.point)
+        parts = (schedule.gradient, 1 - schedule.gradient) if self.sensitivity[1] > 0 else (1.0, 1.0)
+        counts = (dim, dim * (dim + 1) // 2)
+        return [
+            noise_scale(noise_multiplier(alpha, cost * part), change, off, count)
+            for part, change, off, count in zip(parts, self.sensitivity, self.rounding, counts, strict=True)
+        ]
+
+
+def plan_release(site: Site, x: np.ndarray, schedule: Schedule, spread: np.ndarray | None = None) -> PlannedRelease:
+    """The inputs of a release at x, or an error if none is granted there. Nothing is charged."""
+    budget = site.budget
+    if budget is None or not (budget.release or schedule.usual):
+        raise InputError(
+            "reference",
+            f"'laplace' with site {site.name!r}, whose budget grants no release",
+            "Use Budget(release=0.1) to spend that share of it on a noisy reference, or give a fedpdmc.Reference that was "
+            "made without the data.",
+        )
+    own, about = own_part(x, spread, site.coordinates)
+    own = release_point(own, budget.bounds)
+    if isinstance(site.model, RecordModel):
+        if about is not None:
+            raise InputError("reference", "'vb' with a model file under a privacy budget", "Use reference='laplace'.")
+        return PlannedRelease(own, site.model.function.model.digest, *file_sensitivity(site.model, budget))
+    model = model_of(site.potential)
+    sensitivity = derivative_sensitivity(model, budget.bounds, budget.neighbours)
+    # Numbers large enough to overflow are refused.
+    with np.errstate(over="ignore", invalid="ignore"):
+        if about is not None:
+            factor = averaged_sensitivity(model, budget.bounds, about)
+            # Derivatives that no record can change need no noise, averaged or not: zero stays zero.
+            sensitivity = (up(factor * sensitivity[0]), up(factor * sensitivity[1]) if sensitivity[1] else 0.0)
+        rounding = _rounding(site, model, own, sensitivity, about)
+    return PlannedRelease(own, model, sensitivity, rounding, about)
+
+
+def release_key(site: Site, key: bytes, ready: PlannedRelease) -> bytes:
+    """The secret of one release; derived from the site's seed if it has one, for tests only."""
+    if site.seed is None:
+        return key
+    return hashlib.sha256(repr((site.name, site.seed, *ready.where)).encode()).digest()
+
+
+def release_spent(site: Site) -> BudgetSpent:
+    """The error when nothing is left for releases."""
+    assert site.budget is not None
+    return BudgetSpent(
+        f"site {site.name!r}: the share of its privacy budget that study {site.budget.study!r} may spend on releases is "
+        "spent (code RELEASE_SPENT). Use the reference that was made with it, or grant a larger release."
+    )
+
+
+def true_derivatives(site: Site, own: np.ndarray, about: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Gradient and Hessian before noise is added; for a model file each record is clipped to its bound."""
+    if isinstance(site.model, RecordModel):
+        assert site.budget is not None
+        return file_derivatives(site.model, site.budget, own)
+    return derivatives(site, own, about)[1:]
+
+
+def gradient_change(site: Site) -> float:
+    """How much one record can change the gradient."""
+    budget = site.budget
+    assert budget is not None
+    if isinstance(site.model, RecordModel):
+        return file_sensitivity(site.model, budget)[0][0]
+    return derivative_sensitivity(model_of(site.potential), budget.bounds, budget.neighbours)[0]
+
+
+def release_limit(site: Site, alone: bool) -> float:
+    """The part of the account that the study may spend; ``alone``: on releases alone, which are accounted for exactly.
+
+    The study's first answer decides which of the two applies: neither bound covers a choice that depends on answers.
+    """
+    budget = site.budget
+    assert budget is not None
+    ledger, account = budget.open(releases_only=alone)
+    if alone and budget.granted is not None and ledger.rounds(budget.account_name, budget.study):
+        raise BudgetSpent(
+            f"site {site.name!r}: study {budget.study!r} has spent part of its grant on arrivals, so releases need a share "
+            "of their own (code BUDGET_SPENT). Give the study another name, or set the share of releases: "
+            "Budget(release=0.5)."
+        )
+    return budget.study_limit(account, releases_only=alone)
+
+
+# Rounds a Hessian that may have no noise, by a secret dither.
+Rounding = Callable[[np.ndarray, bytes], np.ndarray]
+
+
+@double_precision
+def noisy_derivatives(
+    site: Site, x: np.ndarray, step: int, schedule: Schedule = REFERENCE, spread: np.ndarray | None = None,
+    coarse: Rounding | None = None,
+) -> Noisy:  # fmt: skip
+    """``∇U_m`` and ``∇²U_m`` with Gaussian noise, at x within the declared region. Charged before it returns.
+
+    With a spread, their averages over ``N(x, S Sᵀ)``: sums of averages of ``ℓ'`` and ``ℓ''``, which have the same bounds.
+
+    ``coarse`` rounds the Hessian, after its noise if it has any.
+
+    A release that was made before at the same point is repeated at no charge. A new one costs the scheduled part of what is
+    left of the study's share, and is refused if nothing is left. The sampler stays exact: a control variate may be any
+    symmetric quadratic, provided both sides use the same.
+
+    Raises
+    ------
+    BudgetSpent
+        The share is spent.
+    """
+    ready, budget = plan_release(site, x, schedule, spread), site.budget
+    assert budget is not None
+    own, about = ready.point, ready.spread
+    alone = bool(schedule.usual) and not budget.release
+    ledger, account = budget.open(releases_only=alone)
+    dataset, study = budget.account_name, budget.study
+    records = fingerprint(site.potential)
+    ledger.begin(dataset, study, f"release {records[:32]}", bytes.fromhex(fingerprint(site.raw)), "{}")
+    asked = hashlib.sha256(repr((records, ready.model, ready.sensitivity, *ready.where)).encode()).digest()
+    request = LedgerRequest(dataset, study, f"release {asked.hex()[:32]}", "release", 0, asked)
+    limit = release_limit(site, alone)
+    share = (budget.release or schedule.usual) * limit
+    left = max(share - ledger.released(dataset, study, asked), 0.0)
+    cost = left * schedule.steps[step] / sum(schedule.steps[step:]) if step < len(schedule.steps) else left
+    if (step >= len(schedule.steps) or left <= LEAST_LEFT * share) and not ledger.answered(request):
+        raise release_spent(site)
+
+    def noisy(key: bytes) -> bytes:
+        key = release_key(site, key, ready)
+        gradient, hessian = true_derivatives(site, own, about)
+        sigmas = ready.noise(schedule, account.alpha, cost)
+        gradient = release(gradient, sigmas[0], key + b"gradient")
+        hessian = release_symmetric(hessian, sigmas[1], key + b"hessian")
+        hessian = hessian if coarse is None else coarse(hessian, key)
+        return np.concatenate([gradient, hessian.ravel(), sigmas]).astype("<f8").tobytes()
+
+    content = _charge_release(site, ledger, request, cost, limit, noisy)
+    values, d = np.frombuffer(content, dtype="<f8"), len(own)
+    return Noisy(values[:d], values[d:-2].reshape(d, d), own, float(values[-2]), float(values[-1]))
+
+
+def _charge_release(
+    site: Site, ledger: Ledger, request: LedgerRequest, cost: float, limit: float, content: Callable[[bytes], bytes],
+    detail: str = "{}",
+) -> bytes:  # fmt: skip
+    """The content of a release, made from the ledger's secret, charged and stored; or what was stored before.
+
+    Whether it fails may depend on the records: a failure is charged too, and reported by its code alone.
+    """
+
+    def work(key: bytes) -> Reply:
+        try:
+            return Reply(content(key), 0.0, cost)
+        except Exception:
+            logger.exception("site %r: a release has failed", site.name)
+            return Reply(FAULT, 0.0, cost)
+
+    answer = ledger.answer(request, cost, work, detail, granted=limit)
+    if answer == FAULT:
+        raise NotFinite(site.name, 0, f"site {site.name!r}: its derivatives are not finite there (code FAULT).")
+    return answer
+
+
+def release_status(site: Site) -> AccountStatus:
+    """The account of a site that releases noisy derivatives alone."""
+    assert site.budget is not None
+    change = gradient_change(site)
+    return _account_status(
+        site, site.potential.dim, *site.budget.open(releases_only=True), Sensitivity(change, change, change)
+    )
+
+
+def _account_status(site: Site, dim: int, ledger: Ledger, account: Account, known: Sensitivity) -> AccountStatus:
+    """The account of a site that has answered no plan."""
+    budget = site.budget
+    assert budget is not None
+    return AccountStatus(
+        site=site.name,
+        dim=dim,
+        epsilon=account.epsilon,
+        delta=account.delta,
+        alpha=account.alpha,
+        granted=budget.granted,
+        cap=0.0,
+        excess=0.0,
+        sensitivity=known,
+        releases=ledger.releases(budget.account_name),
+        seeded=site.seed is not None,
+        remaining=0.0,
+        observed=0.0,
+        spent=ledger.spent(budget.account_name) / account.limit,
+        bound=account.bound,
+    )
+
+
+def _rounding(
+    site: Site, model: ModelFacts, own: np.ndarray, sensitivity: tuple[float, float], spread: np.ndarray | None
+) -> tuple[float, float]:
+    """Bounds on the rounding errors of gradient and Hessian at a point; refused if they are not negligible."""
+    assert site.budget is not None
+    far = own if spread is None else np.abs(own) + 0.5 * np.sum(spread**2, 1)
+    if not np.max(np.abs(far), initial=0.0) <= (COX_REGION if model.loss == "cox" else LARGEST):
+        raise PlanRefused(
+            f"site {site.name!r}: a point where numbers might overflow, or a count be lost in rounding (code BAD_POINT)."
+        )
+    bounds, neighbours, size = site.budget.bounds, site.budget.neighbours, float(np.linalg.norm(own))
+    factor = 1.0
+    if spread is not None:
+        # Predictors reach to the last node. The factor two covers the sum over nodes and the deviations.
+        size = up(size + LAST_NODE * float(np.linalg.norm(spread)))
+        factor = 2 * averaged_sensitivity(model, bounds, spread)
+    first = up(factor * gradient_rounding(model, bounds, neighbours, np.eye(model.dim), np.zeros(model.dim), size))
+    second = up(factor * hessian_rounding(model, bounds, neighbours, size))
+    if any(
+        known > 0 and not 2 * off <= LARGEST_SHARE * known
+        for known, off in zip(sensitivity, (first, second), strict=True)
+    ):
+        raise PlanRefused(
+            f"site {site.name!r}: a point so far away that rounding is not small against the effect of one record (code "
+            "BAD_POINT)."
+        )
+    return first, second
+
+
+def release_point(own: np.ndarray, bounds: Bounds) -> np.ndarray:
+    """The point at which a site evaluates derivatives requested at ``own``: clipped to the declared region."""
+    region = bounds.sizes("region", len(own))
+    return own if region is None else np.clip(own, -region, region)
+
+
+Seal = Callable[[Sequence[int]], bytes]
+
+
+class NoiseGroup(NamedTuple):
+    """The sites whose noise is shared, in one run.
+
+    Attributes
+    ----------
+    run : str
+        Its name, the same at all sites and new for every run: noise must never be used in two sums, because another site's
+        part may have changed in between.
+    parties : int
+        Their number.
+    """
+
+    run: str
+    parties: int
+
+
+def share_terms(site: Site, x: np.ndarray, step: int, parties: int) -> ShareTerms:
+    """The terms of a release at x, from the (ε, δ) that the study was granted and other public facts.
+
+    Raises
+    ------
+    BudgetSpent
+        All steps were made.
+    """
+    budget = site.budget
+    if budget is None or budget.colluding is None:
+        raise InputError("sites", f"site {site.name!r} without shared noise", "Give it a Budget(colluding=...).")
+    check_honest("Budget(colluding)", parties, budget.colluding)
+    if site.coordinates is not None:
+        raise InputError(
+            "Site(coordinates)",
+            f"{site.name!r} with shared noise",
+            "All sites of a sum need the same parameters: omit coordinates, or Budget(colluding=...).",
+        )
+    if step >= len(ONE_SHOT.steps):
+        raise release_spent(site)
+    sigmas = plan_release(site, x, ONE_SHOT).noise(ONE_SHOT, 2.0, _squared_mu(site, step))
+    first, second = (share(sigma, parties, budget.colluding) for sigma in sigmas)
+    return ShareTerms(parties, budget.colluding, step, first, second)
+
+
+def _squared_mu(site: Site, step: int) -> float:
+    """``μ² = Δ²/σ²`` of a step, its cost at order 2."""
+    budget = site.budget
+    assert budget is not None
+    epsilon, delta = budget.granted or (budget.epsilon, budget.delta)
+    total = (budget.release or ONE_SHOT.usual) * gaussian_limit(2.0, epsilon, delta)
+    return total * ONE_SHOT.steps[step] / sum(ONE_SHOT.steps)
+
+
+@double_precision
+def shared_derivatives(
+    site: Site, x: np.ndarray, group: NoiseGroup, terms: ShareTerms, seal: Seal, coarse: Rounding | None = None
+) -> bytes:
+    """The site's part of the sum of all gradients and Hessians at x, charged before it returns.
+
+    The charge is that of the full noise, to which the shares of the honest sites add up. Noise is new in every run.
+
+    Parameters
+    ----------
+    site : Site
+        With ``Budget(colluding=...)``.
+    x : array of shape (d,)
+    group : Group
+    terms : ShareTerms
+        The result of `share_terms`.
+    seal : callable
+        Encodes the integers, under masks if they leave the process.
+    coarse : callable, optional
+        Rounds a Hessian that has no noise.
+    """
+    ready, budget = plan_release(site, x, ONE_SHOT), site.budget
+    assert budget is not None
+    own, dataset, study = ready.point, budget.account_name, budget.study
+    ledger, account = budget.open(releases_only=True)
+    limit = release_limit(site, not budget.release)
+    cost = up(account.alpha / 2 * _squared_mu(site, terms.step))
+    run = f"{group.run}/{site.name}"
+    ledger.begin(dataset, study, run, bytes.fromhex(fingerprint(site.raw)), "{}")
+    public = (group.run, terms, ready.model, ready.sensitivity, own.tolist())
+    asked = hashlib.sha256(repr((fingerprint(site.potential), *public)).encode()).digest()
+    request = LedgerRequest(dataset, study, run, "release", terms.step, asked)
+    # All steps or none: an incomplete answer would be charged without use.
+    rest = cost * sum(ONE_SHOT.steps[terms.step :]) / ONE_SHOT.steps[terms.step]
+    left = (budget.release or ONE_SHOT.usual) * limit * (1 + 1e-9) - ledger.released(dataset, study, asked)
+    if rest > min(left, ledger.remaining(dataset)) and not ledger.answered(request):
+        raise release_spent(site)
+
+    def noisy(key: bytes) -> bytes:
+        gradient, hessian = true_derivatives(site, own)
+        key = release_key(site, key + group.run.encode(), ready)
+        # Rounded before noise is added, a Hessian could change by more than its sensitivity.
+        hessian = hessian if coarse is None or terms.hessian > 0 else coarse(hessian, key)
+        return seal(noisy_share(gradient, hessian, terms, key))
+
+    detail = json.dumps({"noise": "shared", "sites": terms.parties, "colluding": terms.colluding})
+    return _charge_release(site, ledger, request, cost, limit, noisy, detail)
+
+
+def summed_derivatives(sites: Sequence[Site], x: np.ndarray, step: int, question: bytes) -> Noisy:
+    """The sum over sites of this process that share their noise, as a coordinator would get it, charged at each.
+
+    ``question`` identifies the run: with other records, ledgers or questions the noise is new.
+    """
+    terms = {site.name: share_terms(site, x, step, len(sites)) for site in sites}
+    first = terms[sites[0].name]
+    if other := next((name for name, own in terms.items() if own != first), None):
+        raise InputError(
+            f"sites ({sites[0].name!r}, {other!r})",
+            "noise shares of different sizes",
+            "Give all sites that share noise the same epsilon, delta, neighbours, bounds, release and colluding.",
+        )
+    group = NoiseGroup(run_name(sites, question), len(sites))
+    parts = [shared_derivatives(site, x, group, first, plain_words) for site in sites]
+    columns = zip(*(_numbers(part) for part in parts), strict=True)
+    gradient, hessian = from_sum([sum(column) for column in columns], first, len(x))
+    return Noisy(gradient, hessian, x, *first.total_sd)
+
+
+def _numbers(words: bytes) -> list[int]:
+    """The inverse of `plain_words`."""
+    return [int.from_bytes(words[at : at + WIDTH], "little") for at in range(0, len(words), WIDTH)]
+
+
+def plain_words(numbers: Sequence[int]) -> bytes:
+    """Numbers modulo 2¹²⁸ as bytes, without masks: for sites of one process."""
+    return b"".join((number % MODULUS).to_bytes(WIDTH, "little") for number in numbers)
+
+
+def run_name(sites: Sequence[Site], question: bytes) -> str:
+    """The name of a run of sites in one process: the same only for the same question, records and ledgers."""
+    digest = hashlib.sha256(question)
+    for site in sites:
+        assert site.budget is not None
+        ledger = site.budget.find()
+        records = bytes.fromhex(fingerprint(site.potential))
+        digest.update(
+            ledger.key(LedgerRequest(site.budget.account_name, site.budget.study, site.name, "sum", 0, records))
+        )
+    return f"sum {digest.hexdigest()[:32]}"
+
+
+def less_public(site: Site, opening: Opening) -> Potential:
+    """The records and the public control variate in whitened coordinates; no branch depends on the records."""
+    own = padded_potential(site.potential)
+    if isinstance(site.model, RecordModel) and site.budget is not None:
+        own = clipped_records(site.model, site.budget)
+    records, control = in_coordinates(own, site, opening), whitened_control(site, opening)
+    return records if control is None else Sum((records, control.scaled(-1.0)))

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
 
 from fedpdmc._jax.by_numpy import once
-from fedpdmc.clocks import AdaptiveClock, Choice, Clock, LatentClock
+from fedpdmc.clocks import AdaptiveClock, Clock, ClockChoice, LatentClock
 from fedpdmc.clocks.choose import choose
-from fedpdmc.clocks.constant_thinning import FEW_RECORDS, ConstantClock, suits
-from fedpdmc.clocks.discontinuous_potentials import with_jumps
+from fedpdmc.clocks.thinning import FEW_RECORDS, ConstantClock, suits
 from fedpdmc.console.warnings import warn
 from fedpdmc.dynamics import Dynamics
-from fedpdmc.enclosures.continuity.jump_surfaces import JumpSurfaces
 from fedpdmc.errors import Discontinuous, InputError
-from fedpdmc.members.member import Member
-from fedpdmc.members.model_file_arrivals import clipped_records
-from fedpdmc.members.site import Site
-from fedpdmc.models.model_file.records import RecordModel
+from fedpdmc.members.site import Member, Site
 from fedpdmc.potentials import (
     BentSpreadPrior,
     ControlVariate,
@@ -41,17 +37,17 @@ from fedpdmc.potentials.latent import NEEDS_ROTATION
 from fedpdmc.potentials.padding import bucket
 from fedpdmc.whitening import Reference
 
-# Process time of all chains up to 1,000 effective samples: the default if it is not known.
-USUAL_CHAIN_TIME = 4000.0
-# Gradients of a user's function per unit of process time: usual, costly, too costly, and the largest that is reported.
-USUAL_COST, COSTLY, HOPELESS, MOST_SAID = "5 to 50", 300.0, 1e4, 1e9
+# Gradients of a user's function per unit of process time.
+USUAL_COST = "5 to 50"
+COSTLY = 300.0  # a run is warned about
+HOPELESS = 1e4  # a model is refused
+MOST_SAID = 1e9  # the largest that is reported
 LOOSE_REMEDY = (
     "Bounds widen where a value is used many times: in long recursions, factors of nearly singular matrices, quotients of "
     "differences. Use fewer steps or places, more noise on the diagonal of a kernel, or parameters on a scale on which "
     "the posterior is nearly Gaussian. bounds='adaptive' needs no proved bounds and is not certified."
 )
-# Relative difference of two quadratics that are equal up to rounding.
-SAME = 1e-12
+SAME = 1e-12  # relative difference of two quadratics that are equal up to rounding
 
 P = TypeVar("P", bound=Potential)
 
@@ -74,8 +70,6 @@ class Opening(NamedTuple):
         Whether a model that is a user's own function walks under bounds guessed on a grid.
     private_sites : int
         Sites of the run that have a privacy budget; zero if that is not known.
-    chain_time : float
-        Approximate process time of all chains together.
     """
 
     reference: Reference
@@ -85,7 +79,6 @@ class Opening(NamedTuple):
     redistributed: bool = False
     adaptive: bool = False
     private_sites: int = 0
-    chain_time: float = USUAL_CHAIN_TIME
 
 
 def local_columns(site: Member, opening: Opening) -> np.ndarray | None:
@@ -97,58 +90,68 @@ def local_columns(site: Member, opening: Opening) -> np.ndarray | None:
 def open_site(site: Site, opening: Opening) -> Clock:
     """The clock of a site on a network.
 
-    Its model must not jump: an event at a jump reveals where the jump is, and jumps are at values of the records.
-
     Raises
     ------
     NoEnclosure
-        If the site's model is a function that jumps, or that has no certified bounds.
+        If the site's model is a function that is not shown to be continuous, or that has no certified bounds.
     """
     if isinstance(site.potential, Program):
+        if lines := site.potential.assertions:
+            raise InputError(
+                f"sites ({site.name!r})",
+                f"a model whose continuity is asserted and not shown, at {', '.join(lines)}",
+                "Sites on a network take no assertions: write it so that its continuity is shown.",
+            )
         site.potential.check_continuity(lenient=opening.adaptive)
     if isinstance(site.potential, RandomEffects):
         site.potential.check_continuity()
     return choose_clock(site, opening).clock
 
 
-def choose_clock(site: Site, opening: Opening) -> Choice:
-    """The site's clock for this run, for its records in whitened coordinates less the control variate, and its cost.
+def choose_clock(site: Site, opening: Opening, whitened: Potential | None = None) -> ClockChoice:
+    """The site's clock for this run and its cost, for what it walks with: `walked_potential`, made here if it is not given.
 
     Raises
     ------
     NoEnclosure
-        If the site's model is a function that jumps other than at hyperplanes, or that has no certified bounds.
+        If the site's model is a function that is not shown to be continuous, or that has no certified bounds.
     """
     site = site.bent(opening.reference.bend)
     if isinstance(site.potential, LatentPotential):
-        return Choice(_latent_clock(site, site.potential, opening), "private latents", {})
-    surfaces = None
+        return ClockChoice(_latent_clock(site, site.potential, opening), "private latents", {})
     if isinstance(site.potential, Program):
-        surfaces = _jump_surfaces(site.potential, site.name, opening.adaptive)
-    share = None if opening.redistributed else opening.prior_share
-    potential = _remainder(_padded(site.potential), opening.control, share)
-    whitened = in_coordinates(potential, site, opening)
-    if opening.redistributed and opening.prior_share is not None:
-        if surfaces is not None:
-            raise InputError("redistribution", "a rate, with a model that jumps", "Use redistribution=0.")
-        whitened = Shared(whitened, whiten(opening.prior_share, opening.reference, None))
+        _check_continuity(site.potential, site.name, opening.adaptive)
+    whitened = walked_potential(site, opening) if whitened is None else whitened
     if opening.adaptive and site.model is not None:
-        choice = Choice(AdaptiveClock(whitened, opening.dynamics), "bounds='adaptive'", {})
-        return choice if surfaces is None else _with_jumps(choice, surfaces, whitened, site.name)
+        return ClockChoice(AdaptiveClock(whitened, opening.dynamics), "bounds='adaptive'", {})
     if suits(whitened, site.records, opening.dynamics):
-        return Choice(ConstantClock(whitened, opening.dynamics), "few records", {})
-    choice = choose(
-        whitened, opening.dynamics, _center(site, opening), site.name, opening.chain_time, surfaces is not None
-    )  # fmt: skip
-    if surfaces is not None:
-        choice = _with_jumps(choice, surfaces, whitened, site.name)
+        return ClockChoice(ConstantClock(whitened, opening.dynamics), "few records", {})
+    choice = choose(whitened, opening.dynamics, _center(site, opening), site.name)
     # A unit of process time is about one standard deviation only for a reference computed from the sites' derivatives.
     if isinstance(site.potential, Program) and opening.control is not None:
         _check_cost(choice, site.name)
     return choice
 
 
-def _check_cost(choice: Choice, name: str) -> None:
+def walked_potential(site: Site, opening: Opening) -> Potential:
+    """What a site without private latents walks with: its records less the control variate, in whitened coordinates."""
+    share = None if opening.redistributed else opening.prior_share
+    whitened = in_coordinates(_remainder(padded_potential(site.potential), opening.control, share), site, opening)
+    if not opening.redistributed or opening.prior_share is None:
+        return whitened
+    return Shared(whitened, whiten(opening.prior_share, opening.reference, None))
+
+
+def sums_over_records(sites: Sequence[Site], openings: Sequence[Opening]) -> list[LinearPredictor]:
+    """What sites walk with if each of them has nothing but a sum over records; else none."""
+    if not all(isinstance(site.potential, LinearPredictor) for site in sites):
+        return []
+    whole = [walked_potential(site, opening) for site, opening in zip(sites, openings, strict=True)]
+    sums = [potential for potential in whole if isinstance(potential, LinearPredictor)]
+    return sums if len(sums) == len(whole) else []
+
+
+def _check_cost(choice: ClockChoice, name: str) -> None:
     """Refuse a function whose bounds are too loose for a run to finish, and warn if the run will be long."""
     cost = choice.costs.get(choice.clock.name, 0.0)
     if not cost <= HOPELESS:
@@ -167,26 +170,14 @@ def _check_cost(choice: Choice, name: str) -> None:
         )
 
 
-def _jump_surfaces(program: Program, name: str, adaptive: bool) -> JumpSurfaces | None:
-    """The hyperplanes at which a function jumps; refuse one that may jump elsewhere, or warn if bounds are adaptive."""
+def _check_continuity(program: Program, name: str, adaptive: bool) -> None:
+    """Refuse a function that may jump, or warn if bounds are adaptive."""
     try:
-        return program.jump_surfaces(lenient=adaptive)
+        program.check_continuity(lenient=adaptive)
     except Discontinuous as error:
         if not adaptive:
             raise
         warn(f"site {name!r}, bounds='adaptive': {error}")
-    return None
-
-
-def _with_jumps(choice: Choice, surfaces: JumpSurfaces, whitened: Potential, name: str) -> Choice:
-    """The clock with the jumps of a function of ``x = c + S a``."""
-    assert isinstance(whitened, Program)
-    if not surfaces.level.size:
-        # What is compared is always in one order.
-        return choice
-    center = np.zeros(whitened.dim) if whitened.center is None else whitened.center
-    scale = np.ones(whitened.dim) if whitened.scale is None else whitened.scale
-    return choice._replace(clock=with_jumps(choice.clock, surfaces, center, scale, name))
 
 
 def _latent_clock(site: Site, potential: LatentPotential, opening: Opening) -> LatentClock:
@@ -233,7 +224,7 @@ def _remainder(potential: Potential, control: ControlVariate | None, share: Quad
         raise InputError(
             "control", type(potential).__name__, "Control variates need a built-in model: use control='none'."
         )
-    expanded, difference, same = _expanded(potential, control)
+    expanded, difference, same = _expand(potential, control)
     if share is not None:
         return Sum((expanded, share if bool(same) else share.plus(difference)))
     return expanded if bool(same) else Sum((expanded, difference))
@@ -245,7 +236,7 @@ def _minus(quadratic: Quadratic) -> Quadratic:
 
 
 @once
-def _expanded(potential: LinearPredictor, control: ControlVariate):
+def _expand(potential: LinearPredictor, control: ControlVariate):
     """The records minus their own quadratic, its difference from the control variate, and whether it is rounding.
 
     The curvature of a control variate may be a part κ of the records' own (`fedpdmc.sampling.vb_reference`). Each record is
@@ -255,7 +246,7 @@ def _expanded(potential: LinearPredictor, control: ControlVariate):
     expanded = potential.expanded_at(control.point, control.order, control.spread)
     if control.order == 2:
         assert expanded.control is not None
-        kept = _kept(own.precision, control.quadratic.precision)
+        kept = _common_part(own.precision, control.quadratic.precision)
         own = Quadratic(kept * own.precision, own.linear + (1 - kept) * (own.precision @ control.point))
         expanded = dataclasses.replace(expanded, control=expanded.control * jnp.stack([1.0, 1.0, kept])[:, None])
     difference = own.plus(control.quadratic, -1.0)
@@ -266,21 +257,12 @@ def _expanded(potential: LinearPredictor, control: ControlVariate):
     return expanded, difference, same
 
 
-def _kept(own, public):
+def _common_part(own, public):
     """The part of its own matrix that a public one is, up to rounding; one if it is none."""
     square = jnp.vdot(own, own)
     part = jnp.vdot(own, public) / jnp.where(square > 0, square, 1.0)
     is_part = jnp.max(jnp.abs(public - part * own)) <= SAME * jnp.max(jnp.abs(own))
     return jnp.where(is_part & (jnp.abs(part - 1) > SAME) & (part > 0), part, 1.0)
-
-
-def less_public(site: Site, opening: Opening) -> Potential:
-    """The records and the public control variate in whitened coordinates; no branch depends on the records."""
-    own = _padded(site.potential)
-    if isinstance(site.model, RecordModel) and site.budget is not None:
-        own = clipped_records(site.model, site.budget)
-    records, control = in_coordinates(own, site, opening), whitened_control(site, opening)
-    return records if control is None else Sum((records, control.scaled(-1.0)))
 
 
 def whitened_control(site: Site, opening: Opening) -> Quadratic | None:
@@ -307,6 +289,6 @@ def _whiten(potential: P, reference: Reference, columns) -> P:
     return potential.whiten(reference, columns)  # type: ignore[return-value]
 
 
-def _padded(potential: Potential) -> Potential:
+def padded_potential(potential: Potential) -> Potential:
     """Records padded to a shape that other sites share."""
     return potential.padded(bucket(potential.design.shape[0])) if isinstance(potential, LinearPredictor) else potential

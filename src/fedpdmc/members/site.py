@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import abc
 import copy
 import dataclasses
 import hashlib
+import os
 import warnings
-from collections.abc import Callable, Sequence
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -16,13 +19,10 @@ import numpy as np
 
 from fedpdmc._jax.compilation import on_device
 from fedpdmc._jax.compilation_cache import use_compilation_cache
+from fedpdmc._jax.precision import double_precision
 from fedpdmc._jax.random_streams import ChainKeys, chain_keys
-from fedpdmc.bent_coordinates import Bend
 from fedpdmc.errors import InputError, PrivacyError
-from fedpdmc.members.clipped_record_derivatives import hold_file_to_bounds
-from fedpdmc.members.clipping import hold_to_bounds
-from fedpdmc.members.latent_posterior import LatentPosterior
-from fedpdmc.members.member import Member, NotBent
+from fedpdmc.members.bounded_records import hold_file_to_bounds, hold_to_bounds
 from fedpdmc.models.model_file.records import RecordModel
 from fedpdmc.models.user_function import UserModel, derivatives_of, user_model
 from fedpdmc.plan import Arrival, Plan
@@ -30,6 +30,171 @@ from fedpdmc.potentials import LatentPotential, Potential, RandomEffects, bare
 from fedpdmc.potentials.padding import Padded
 from fedpdmc.privacy.budget import Budget
 from fedpdmc.validation import optional_seed
+from fedpdmc.whitening import Bend, Reference
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class Member(abc.ABC):
+    """A site as `fedpdmc.sample` and `fedpdmc.laplace` see it.
+
+    Attributes
+    ----------
+    name : str
+    dim : int
+        Number of parameters that it depends on.
+    coordinates : array or None
+        The entries of the parameter vector that it depends on; all if None.
+    records : int
+        Zero if not disclosed.
+    budget : Budget or None
+        Its privacy budget, if the site is in this process.
+    model : UserModel or None
+        The user's own function, if its model is one and is in this process.
+    log : callable or None
+        Called with every plan and arrival of a site in this process.
+    bounds : Bounds or None
+        The declared bounds of the records of a remote site whose derivatives are noisy.
+    naming : object or None
+        Names of its parameters (``names``) and the function from them to the variables that are reported (``constrain``), in
+        place of those of its model.
+    latents : int
+        Number of private latents of a site in this process; for a remote site 1 if it has any, else 0.
+    spreads : tuple of int
+        Which of its parameters are log spreads of grouped effects.
+    responses : object or None
+        The records' responses under draws (`fedpdmc.study.study_response.Responses`), for sites from a table.
+    federation : Federation or None
+        The federation through which a remote site is reached; None for a site in this process.
+    grid : float
+        Relative spacing of the derivatives that a remote site releases; zero if they are exact or noisy.
+    """
+
+    name: str
+    dim: int
+    coordinates: np.ndarray | None
+    records: int
+    budget: Any = None
+    model: Any = None
+    log: Any = None
+    bounds: Any = None
+    naming: Any = None
+    responses: Any = None
+    latents: int = 0
+    spreads: tuple[int, ...] = ()
+    federation: Any = None
+    grid: float = 0.0
+
+    @property
+    @abc.abstractmethod
+    def noisy(self) -> bool:
+        """Whether its derivatives are noisy and charged."""
+
+    @abc.abstractmethod
+    def derivatives(self, x: np.ndarray, spread: np.ndarray | None = None) -> tuple[float, np.ndarray, np.ndarray]:
+        """``U_m``, ``∇U_m`` and ``∇²U_m`` at a point, or their means over ``N(x, S Sᵀ)`` with ``S = spread``."""
+
+    def bent(self, bend: Bend | None) -> Member:
+        """The same member as a function of coordinates before a bend; itself if it is None."""
+        if bend is None:
+            return self
+        raise NotBent
+
+
+class NotBent(Exception):
+    """A member that is no function of bent coordinates."""
+
+
+class DescribedSites(Sequence):
+    """Sites that come with a prior: `fedpdmc.sites` makes them from a table and a formula.
+
+    Attributes
+    ----------
+    prior
+        The prior that `fedpdmc.sample` uses if it is given no other.
+    prior_lines : sequence of str
+        The same in words, for every parameter.
+    effect_scale : dict or None
+        How their coefficients are read (`fedpdmc.results.forest_plot.EffectScale`).
+    """
+
+    prior: Any = None
+    prior_lines: Sequence[str] = ()
+    effect_scale: dict[str, Any] | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LatentPosterior:
+    """Joint draws of a site's private latents and the shared parameters.
+
+    Attributes
+    ----------
+    times : (n,)
+        Process times, the ends of blocks.
+    theta : (chains, n, d)
+        The shared parameters.
+    z : (chains, n, k)
+        The latents.
+    names : tuple of str
+        Names of the latents.
+    last : (chains, k) or None
+        The state of the latents at the last of these times, in the site's private coordinates: a saved run continues from
+        it. None if the site's store has it.
+    """
+
+    times: np.ndarray
+    theta: np.ndarray
+    z: np.ndarray
+    names: tuple[str, ...]
+    last: np.ndarray | None = None
+
+    def save(self, path: str | Path) -> Path:
+        """Write everything to an NPZ file that only its owner can read."""
+        path, parts = Path(path), {"times": self.times, "theta": self.theta, "z": self.z, "names": np.array(self.names)}
+        parts |= {} if self.last is None else {"last": self.last}
+        path.unlink(missing_ok=True)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            np.savez_compressed(file, allow_pickle=False, **parts)
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path) -> LatentPosterior:
+        """Read a file written by `save`.
+
+        Raises
+        ------
+        InputError
+            Not such a file.
+        """
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                parts = {name: file[name] for name in file.files}
+            names = tuple(parts["names"].tolist())
+            found = cls(parts["times"], parts["theta"], parts["z"], names, parts.get("last"))
+            good = found.z.shape == (*found.theta.shape[:2], len(found.names)) and len(found.times) == found.z.shape[1]
+        except (OSError, KeyError, ValueError, AttributeError, zipfile.BadZipFile) as error:
+            raise InputError("path", f"{path}: {error}", "Give a file written by LatentPosterior.save.") from error
+        if not good:
+            raise InputError(
+                "path", f"{path}: arrays of inconsistent shapes", "Give a file written by LatentPosterior.save."
+            )
+        return found
+
+    def followed_by(self, later: LatentPosterior) -> LatentPosterior:
+        """Joined with the draws of a run that continued from here."""
+        times, theta = np.concatenate([self.times, later.times]), np.concatenate([self.theta, later.theta], 1)
+        return LatentPosterior(times, theta, np.concatenate([self.z, later.z], 1), later.names, later.last)
+
+    def summary(self) -> pd.DataFrame:
+        """Mean, standard deviation and quantiles of each latent, as a pandas DataFrame."""
+        import pandas as pd
+
+        flat = self.z.reshape(-1, self.z.shape[-1])
+        table = {"mean": flat.mean(0), "sd": flat.std(0, ddof=1)}
+        table |= {f"{100 * q:g}%": np.quantile(flat, q, axis=0) for q in (0.025, 0.5, 0.975)}
+        return pd.DataFrame(table, index=pd.Index(self.names, name="effect"))
+
 
 use_compilation_cache()
 
@@ -326,3 +491,70 @@ def _check_coordinates(coordinates: Sequence[int] | None, dim: int | None) -> np
     if len(set(index.tolist())) != dim or index.min(initial=0) < 0:
         raise InputError("Site(coordinates)", repr(coordinates), "Give distinct indices that are zero or positive.")
     return index
+
+
+class Run(Protocol):
+    """What is needed from a run: an engine of `fedpdmc.sampling`."""
+
+    latents: tuple[tuple[float, np.ndarray, dict[str, np.ndarray]], ...]
+    continued: bool
+
+    @property
+    def settled(self) -> Mapping[str, np.ndarray]:
+        """The current latents, in private coordinates."""
+        ...
+
+
+@double_precision
+def hand_over(sites: Sequence[Site], reference: Reference, run: Run) -> None:
+    """Give each site its own latents at the ends of blocks, and their last state.
+
+    If the run was ``continued``, they are appended to the site's earlier draws.
+    """
+    drawn = run.latents
+    if not drawn:
+        return
+    last = run.settled
+    times = np.array([time for time, _, _ in drawn])
+    theta = np.stack([reference.to_x(np.asarray(a)) for _, a, _ in drawn], 1)
+    for site in sites:
+        if site.latents:
+            names = latent_names(site)
+            z = np.stack([found[site.name][:, : len(names)] for _, _, found in drawn], 1)
+            found = LatentPosterior(times, theta, z, names, last[site.name])
+            # A run that continues in memory includes its earlier draws.
+            earlier = [own for own in site.drawn if run.continued and own.times[-1] < times[0]]
+            site.drawn[:] = [earlier[0].followed_by(found) if earlier else found]
+
+
+def latents_at(sites: Sequence[Site], time: float, chains: int) -> dict[str, np.ndarray]:
+    """The sites' latents at this time of a run.
+
+    Raises
+    ------
+    InputError
+        A site has no latents of that run: `Site.restore_latents` was not called.
+    """
+    found = {}
+    for site in sites:
+        if not site.latents:
+            continue
+        own = site.drawn[0] if site.drawn else None
+        if own is None or own.last is None or own.times[-1] != time or len(own.last) != chains:
+            raise InputError(
+                f"sites ({site.name!r})",
+                "no latents at the end of the saved run",
+                "Latents stay with their site: save them there with site.latent_posterior().save(path), and give them back "
+                "with site.restore_latents(path).",
+            )
+        found[site.name] = own.last
+    return found
+
+
+def latent_names(site: Site) -> tuple[str, ...]:
+    """Names of the latents: the group's name, with the number of the effect if there are several."""
+    model = site.potential
+    if not isinstance(model, RandomEffects):
+        return () if site.model is None else site.model.latent_names
+    labels, effects = (label or site.name for label in model.labels), model.effects.shape[1]
+    return tuple(label if effects == 1 else f"{label}[{k}]" for label in labels for k in range(effects))

@@ -12,19 +12,11 @@ import numpy as np
 
 from fedpdmc._jax.compilation import on_device
 from fedpdmc._jax.precision import double_precision
+from fedpdmc.enclosures import continuous as continuous
 from fedpdmc.errors import InputError
-from fedpdmc.models.family_regressions import beta as beta
-from fedpdmc.models.family_regressions import beta_binomial as beta_binomial
-from fedpdmc.models.family_regressions import gamma as gamma
-from fedpdmc.models.family_regressions import log_normal as log_normal
-from fedpdmc.models.family_regressions import multinomial_logit as multinomial_logit
-from fedpdmc.models.family_regressions import negative_binomial as negative_binomial
-from fedpdmc.models.family_regressions import ordered_logit as ordered_logit
-from fedpdmc.models.family_regressions import ordered_probit as ordered_probit
-from fedpdmc.models.family_regressions import piecewise_exponential as piecewise_exponential
-from fedpdmc.models.family_regressions import weibull as weibull
-from fedpdmc.models.family_regressions import zero_inflated_poisson as zero_inflated_poisson
+from fedpdmc.models.families import *  # noqa: F403  # regressions of the standard library
 from fedpdmc.models.grouped import effects_prior as effects_prior
+from fedpdmc.models.grouped import events_of as _events_of
 from fedpdmc.models.grouped import random_effects as random_effects
 from fedpdmc.models.grouped import spread_prior as spread_prior
 from fedpdmc.models.grouped import with_effects as with_effects
@@ -41,7 +33,7 @@ from fedpdmc.potentials import (
     Quadratic,
     StudentT,
 )
-from fedpdmc.validation import finite_array, integer, positive
+from fedpdmc.validation import finite_array, integer, positive, record_weights
 
 # Residuals per parameter that are needed to estimate their scale, and the factor from one at which a warning is given.
 LEAST_RESIDUALS, FAR_SCALE = 10, 5.0
@@ -69,9 +61,13 @@ def _counts(name: str, value: np.ndarray) -> np.ndarray:
     return value
 
 
-def _predictor(design, response, loss, offset=None) -> LinearPredictor:
-    offset = None if offset is None else on_device(offset)
-    return LinearPredictor.from_records(on_device(design), on_device(response), loss, offset)
+def _predictor(design, response, loss, offset=None, weight=None) -> LinearPredictor:
+    offset, weight = (None if x is None else on_device(x) for x in (offset, weight))
+    return LinearPredictor.from_records(on_device(design), on_device(response), loss, offset, weight)
+
+
+def _weights(call: str, weights: Any, n: int) -> np.ndarray | None:
+    return None if weights is None else record_weights(f"{call}(weights)", weights, n)
 
 
 @double_precision
@@ -153,13 +149,15 @@ def grid_prior(shape: tuple[int, int], alpha: float, beta: float) -> Quadratic:
 
 
 @double_precision
-def gaussian_mean(y: Any, scale: Any = 1.0) -> Potential:
+def gaussian_mean(y: Any, scale: Any = 1.0, weights: Any = None) -> Potential:
     """Records ``y_i ~ N(x, scale² I)`` with unknown mean x (paper, 6.1).
 
     Parameters
     ----------
     y : array of shape (n, d)
     scale : float or array of shape (d,)
+    weights : array of shape (n,), optional
+        By which the loss of each record is multiplied, as in all families (docs/regressions.md#weights).
     """
     records = finite_array("gaussian_mean(y)", y, 2, "(n, d)")
     if records.shape[1] == 0:
@@ -170,11 +168,13 @@ def gaussian_mean(y: Any, scale: Any = 1.0) -> Potential:
     if np.any(sd <= 0):
         raise InputError("gaussian_mean(scale)", repr(scale), "Give positive standard deviations.")
     weight = np.broadcast_to(sd, (records.shape[1],)) ** -2.0
-    return Quadratic.of_records(GaussianRecords(None, records, weight))
+    return Quadratic.of_records(
+        GaussianRecords(None, records, weight, _weights("gaussian_mean", weights, len(records)))
+    )
 
 
 @double_precision
-def linear(X: Any, y: Any, scale: float | None = None) -> Potential:
+def linear(X: Any, y: Any, scale: float | None = None, weights: Any = None) -> Potential:
     """Linear regression ``y_i ~ N(ξ_i·x, σ²)``.
 
     Unless ``scale`` gives it, σ is unknown, and ``log σ`` is one more parameter, the last. Under a flat prior the posterior
@@ -187,33 +187,44 @@ def linear(X: Any, y: Any, scale: float | None = None) -> Potential:
     y : array of shape (n,)
     scale : float, optional
         A known σ: the parameters are then the d coefficients alone.
+    weights : array of shape (n,), optional
+        Their sum takes the place of n.
     """
     design, response = _design(X, y, "linear")
+    share = _weights("linear", weights, len(response))
     if scale is None:
-        return LinearUnknownScale.of_records(design, response)
+        return LinearUnknownScale.of_records(design, response, share)
     weight = positive("linear(scale)", scale) ** -2.0
-    return Quadratic.of_records(GaussianRecords(design, response, weight))
+    return Quadratic.of_records(GaussianRecords(design, response, weight, share))
 
 
 @double_precision
-def logistic(X: Any, y: Any) -> Potential:
-    """Logistic regression ``y_i ~ Bernoulli(1/(1 + e^{−ξ_i·x}))`` (paper, 6.2).
+def logistic(X: Any, y: Any, trials: Any = None, weights: Any = None) -> Potential:
+    """Logistic regression ``y_i ~ Bernoulli(1/(1 + e^{−ξ_i·x}))`` (paper, 6.2), or ``y_i ~ Binomial(n_i, …)``.
+
+    ``n_i`` trials with ``y_i`` events have the loss ``n_i log(1 + e^z) − y_i z``: that of a record with the response
+    ``y_i/n_i`` and the weight ``n_i``.
 
     Parameters
     ----------
     X : array of shape (n, d)
-    y : array of shape (n,), zeros and ones
+    y : array of shape (n,), zeros and ones; with trials numbers of events
+    trials, weights : array of shape (n,), optional
     """
     design, response = _design(X, y, "logistic")
+    share = _weights("logistic", weights, len(response))
+    if trials is not None:
+        response, number = _events_of("logistic", response, trials)
+        return _predictor(design, response, Logistic(), weight=number if share is None else number * share)
     bad = np.argwhere((response != 0) & (response != 1))
     if bad.size:
         where = int(bad[0, 0])
         raise InputError("logistic(y)", f"{response[where]} at index {where}", "Give labels 0 and 1.")
-    return _predictor(design, response, Logistic())
+    return _predictor(design, response, Logistic(), weight=share)
 
 
 @double_precision
-def poisson(X: Any, y: Any, offset: Any = None, exposure: Any = None) -> Potential:
+def poisson(X: Any, y: Any, offset: Any = None, exposure: Any = None, weights: Any = None) -> Potential:
     """Poisson regression ``y_i ~ Poisson(exposure_i e^{ξ_i·x + offset_i})``: exposures are times at risk, and logged."""
     design, response = _design(X, y, "poisson")
     added = None
@@ -229,11 +240,12 @@ def poisson(X: Any, y: Any, offset: Any = None, exposure: Any = None) -> Potenti
             where = int(np.argmin(values))
             raise InputError("poisson(exposure)", f"{values[where]} at index {where}", "Give positive numbers.")
         added = (0.0 if added is None else added) + (values if name == "offset" else np.log(values))
-    return _predictor(design, _counts("poisson(y)", response), Poisson(), added)
+    share = _weights("poisson", weights, len(response))
+    return _predictor(design, _counts("poisson(y)", response), Poisson(), added, share)
 
 
 @double_precision
-def student_t(X: Any, y: Any, df: float, scale: float = 1.0) -> Potential:
+def student_t(X: Any, y: Any, df: float, scale: float = 1.0, weights: Any = None) -> Potential:
     """Regression with Student-t noise: ``(y_i − ξ_i·x)/scale ~ t_df``, both ``df`` and ``scale`` known.
 
     Parameters
@@ -243,11 +255,12 @@ def student_t(X: Any, y: Any, df: float, scale: float = 1.0) -> Potential:
     df, scale : float
         Not estimated. If the default scale of one is far from that of the residuals, a warning is given. For an unknown
         scale write the model as a function: see docs/models.md.
+    weights : array of shape (n,), optional
     """
     design, response = _design(X, y, "student_t")
     loss = StudentT(jnp.asarray(positive("student_t(df)", df)), jnp.asarray(positive("student_t(scale)", scale)))
     _warn_of_unit_scale(design, response, float(scale))
-    return _predictor(design, response, loss)
+    return _predictor(design, response, loss, weight=_weights("student_t", weights, len(response)))
 
 
 def _warn_of_unit_scale(design: np.ndarray, response: np.ndarray, scale: float) -> None:
@@ -266,13 +279,15 @@ def _warn_of_unit_scale(design: np.ndarray, response: np.ndarray, scale: float) 
 
 
 @double_precision
-def ar1_student_t(series: Any, df: float, scale: float = 1.0) -> Potential:
+def ar1_student_t(series: Any, df: float, scale: float = 1.0, weights: Any = None) -> Potential:
     """Autoregression ``Y_k = c + x Y_{k−1} + scale·t_df`` with parameters (x, c) (paper, 6.3).
 
     Parameters
     ----------
     series : array of shape (N, K+1)
         N trajectories, each with its starting value first.
+    weights : array of shape (N,), optional
+        Of the trajectories.
     """
     paths = finite_array("ar1_student_t(series)", series, 2, "(N, K+1)")
     if paths.shape[1] < 2:
@@ -281,7 +296,9 @@ def ar1_student_t(series: Any, df: float, scale: float = 1.0) -> Potential:
     loss = StudentT(
         jnp.asarray(positive("ar1_student_t(df)", df)), jnp.asarray(positive("ar1_student_t(scale)", scale))
     )
-    predictor = _predictor(np.stack([before, np.ones_like(before)], 1), after, loss)
+    share = _weights("ar1_student_t", weights, len(paths))
+    share = None if share is None else np.repeat(share, paths.shape[1] - 1)
+    predictor = _predictor(np.stack([before, np.ones_like(before)], 1), after, loss, weight=share)
     return dataclasses.replace(predictor, series=paths.shape[1] - 1)
 
 

@@ -1,48 +1,381 @@
-"""The standard library of families: models of one record, built by the same route as a user's model file.
+"""The families: for each of them one record that says everything about it.
 
-Each function here is minus the log likelihood of one record, without what does not depend on parameters. ``eta`` is the
-linear predictor. Auxiliary parameters are unconstrained coordinates; ``variables`` are what results show.
+A `Family` has the law of the response, the scale of the linear predictor, what the exponential of a coefficient is, which
+predictive checks are usual, where the default prior starts, and how the model is built. Families of the standard library are
+built by the same route as a user's model file: their functions (``_weibull`` and so on) are minus the log likelihood of one
+record, without what does not depend on parameters, with ``eta`` for the linear predictor. Auxiliary parameters are
+unconstrained coordinates; ``variables`` are what results show. Next to each is its regression from arrays
+(``fp.models.weibull`` and so on), which takes ``weights`` of shape (n,), by which the loss of each record is multiplied
+(docs/regressions.md#weights).
+
+Arrays of laws have the shape (n, S), records by draws; those of levels (n, S, K).
 """
 
 from __future__ import annotations
 
+import abc
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
+import scipy
 from jax.nn import softplus
 from jax.scipy.special import gammaln, log_ndtr, logsumexp
 
+from fedpdmc.errors import InputError
 from fedpdmc.models.model_file.model import Model
+from fedpdmc.models.model_file.records import RecordModel
+from fedpdmc.validation import integer
+
+__all__ = [
+    "beta", "beta_binomial", "gamma", "log_normal", "multinomial_logit", "negative_binomial", "ordered_logit",
+    "ordered_probit", "piecewise_exponential", "weibull", "zero_inflated_poisson",
+]  # fmt: skip
+
+Array = np.ndarray
 
 
-class Family(NamedTuple):
-    """How a family is built.
+# Laws of the response ---------------------------------------------------------------------------------------------------
+
+
+def exp(z: Array) -> Array:
+    """``e^z``, cut off before it overflows."""
+    return np.exp(np.minimum(z, 700.0))
+
+
+class Law(abc.ABC):
+    """The law of the response of n records under S draws.
 
     Attributes
     ----------
-    build : callable
-        Returns the arguments of `Model`; takes ``levels`` or ``pieces`` where the family has them.
-    title : str
     levels : bool
-        Whether the response has levels, of which there must be a number.
-    pieces : bool
-        Whether time is cut into pieces.
+        Whether the response is one of several levels, whose means are their probabilities.
+    shares : bool
+        Whether it counts events among trials, and its mean is their probability.
     """
 
-    build: Callable[..., dict[str, Any]]
+    levels = shares = False
+
+    @abc.abstractmethod
+    def log_density(self, y: Array, own: Mapping[str, Array]) -> Array:
+        """Log density of responses of shape (n, 1); ``own`` are the family's other columns."""
+
+    @abc.abstractmethod
+    def mean(self) -> Array:
+        """The expected response; of a binomial one its probability."""
+
+    @abc.abstractmethod
+    def draw(self, own: Mapping[str, Array], rng: np.random.Generator) -> Array:
+        """A response of each record under each draw."""
+
+
+@dataclass
+class Standard(Law):
+    """A distribution of SciPy."""
+
+    law: Any
+    average: Array
+    discrete: bool = False
+
+    def log_density(self, y, own):
+        """Log of the density or of the probability."""
+        return self.law.logpmf(y) if self.discrete else self.law.logpdf(y)
+
+    def mean(self):
+        """The mean that was given."""
+        return self.average
+
+    def draw(self, own, rng):
+        """Draws from the distribution."""
+        return np.asarray(self.law.rvs(size=self.average.shape, random_state=rng), float)
+
+
+@dataclass
+class Binary(Standard):
+    """Zeros and ones."""
+
+    def draw(self, own, rng):
+        """Ones with probability ``average``."""
+        return rng.random(self.average.shape) < self.average
+
+
+@dataclass
+class ZeroInflated(Law):
+    """Zero with probability ``zero``, else Poisson."""
+
+    rate: Array
+    zero: Array
+
+    def log_density(self, y, own):
+        """``log(π 1{y = 0} + (1 − π) p(y))``."""
+        other = np.log1p(-self.zero) + scipy.stats.poisson.logpmf(y, self.rate)
+        with np.errstate(divide="ignore"):
+            return np.where(y == 0, np.logaddexp(np.log(self.zero), other), other)
+
+    def mean(self):
+        """``(1 − π) λ``."""
+        return (1 - self.zero) * self.rate
+
+    def draw(self, own, rng):
+        """Structural zeros, and counts."""
+        return np.where(rng.random(self.rate.shape) < self.zero, 0.0, rng.poisson(self.rate))
+
+
+@dataclass
+class Binomial(Law):
+    """Events among ``trials``."""
+
+    probability: Array
+    shares = True
+
+    def log_density(self, y, own):
+        """Log probability of the number of events."""
+        return scipy.stats.binom.logpmf(y, own["trials"], self.probability)
+
+    def mean(self):
+        """The probability of an event."""
+        return self.probability
+
+    def draw(self, own, rng):
+        """Events among as many trials."""
+        return rng.binomial(np.asarray(own["trials"], int), self.probability).astype(float)
+
+
+@dataclass
+class BetaBinomial(Law):
+    """Successes among ``successes + failures``."""
+
+    probability: Array
+    precision: Array
+    shares = True
+
+    def log_density(self, y, own):
+        """Log probability of the number of successes."""
+        one, other = self.probability * self.precision, (1 - self.probability) * self.precision
+        return scipy.stats.betabinom.logpmf(y, y + own["failures"], one, other)
+
+    def mean(self):
+        """The probability of success."""
+        return self.probability
+
+    def draw(self, own, rng):
+        """Successes among as many trials."""
+        trials = np.asarray(own["successes"] + own["failures"], int)
+        chance = rng.beta(self.probability * self.precision, (1 - self.probability) * self.precision)
+        return rng.binomial(trials, chance).astype(float)
+
+
+@dataclass
+class Survival(Law):
+    """A time until an event, with its log density and log survival; ``died`` is zero where it is censored.
+
+    ``restricted`` is the mean of the time or a horizon, whichever is smaller: ``∫_0^τ P(T > t) dt``.
+    """
+
+    log_pdf: Callable[[Array], Array]
+    log_survival: Callable[[Array], Array]
+    average: Array
+    quantile: Callable[[Array], Array]
+    restricted: Callable[[Array], Array]
+
+    def log_density(self, y, own):
+        """Log density of an event, log survival where censored; all are events where nothing says so."""
+        return np.where(own.get("died", 1.0) > 0, self.log_pdf(y), self.log_survival(y))
+
+    def mean(self):
+        """The expected time until the event."""
+        return self.average
+
+    def draw(self, own, rng):
+        """Times until the event, not censored."""
+        return self.quantile(rng.random(self.average.shape))
+
+    def of(self, kind: str, at: float = 0.5) -> Array:
+        """The survival or hazard at a time, the mean restricted to a horizon, or the median."""
+        y = np.asarray(at, float)
+        if kind == "survival":
+            return np.exp(self.log_survival(y))
+        if kind == "hazard":
+            return np.exp(self.log_pdf(y) - self.log_survival(y))
+        return self.restricted(y) if kind == "restricted_mean" else self.quantile(np.asarray(0.5))
+
+
+@dataclass
+class Categorical(Law):
+    """One of K levels, with log probabilities of shape (n, S, K)."""
+
+    log_probability: Array
+    levels = True
+
+    def log_density(self, y, own):
+        """Log probability of the observed level."""
+        return np.take_along_axis(self.log_probability, np.asarray(y, int)[..., None], 2)[..., 0]
+
+    def mean(self):
+        """The probability of each level."""
+        return np.exp(self.log_probability)
+
+    def draw(self, own, rng):
+        """Codes of levels."""
+        below = np.cumsum(np.exp(self.log_probability), -1)
+        drawn = np.sum(rng.random(below.shape[:2])[..., None] > below[..., :-1], -1)
+        return drawn.astype(float)
+
+
+# Where the default prior starts -----------------------------------------------------------------------------------------
+
+LOGISTIC_SD = float(np.pi / np.sqrt(3))  # τ: the error's sd on the latent scale of a logistic regression
+LOG_HAZARD_SD = float(np.pi / np.sqrt(6))  # τ of a log hazard: the sd of the logarithm of an exponential time
+MULTINOMIAL_SD = 2 * LOGISTIC_SD  # levels that are far apart on a latent scale differ more than two levels do
+DIGITS = 2  # of spreads, so that a contract reveals little about the records
+BISECTIONS = 60
+
+
+class Seen(NamedTuple):
+    """Values of a response, with their offset on the scale of the predictor, status, and number of levels."""
+
+    values: Array
+    offset: Array | None = None
+    died: Array | None = None
+    levels: int = 0
+
+
+class Place(NamedTuple):
+    """Where values are and how far they spread, in the units of the model.
+
+    Of a response: on the scale of the linear predictor, with the prior means of the family's other parameters.
+    """
+
+    center: float = 0.0
+    spread: float = 1.0
+    level: bool = False
+    others: Mapping[str, float] = {}
+
+    def rounded(self) -> Place:
+        """The centre and other parameters to a tenth."""
+        return self._replace(
+            center=round(float(self.center), 1) + 0.0,
+            others={name: round(float(x), 1) + 0.0 for name, x in self.others.items()},
+        )
+
+
+def significant(x: float) -> float:
+    """To two digits."""
+    return float(f"{x:.{DIGITS}g}")
+
+
+def place_counts(seen: Seen) -> Place:
+    """The log of the rate, and the spread of a log-normal law with the rates' variance, at least that of an exponential."""
+    values = seen.values
+    exposure = np.ones(len(values)) if seen.offset is None else np.exp(seen.offset)
+    rate = max(values.sum(), 0.5) / exposure.sum()
+    relative = np.mean((values - rate * exposure) ** 2) / (rate**2 * np.mean(exposure**2))
+    return Place(np.log(rate), max(significant(np.sqrt(np.log1p(relative))), LOG_HAZARD_SD))
+
+
+def place_times(seen: Seen) -> Place:
+    """A Weibull law without covariates, which takes account of censoring."""
+    scale, shape = fit_weibull(seen.values, np.ones(len(seen.values)) if seen.died is None else seen.died)
+    spread = significant(LOG_HAZARD_SD / shape)
+    return Place(np.log(scale), spread, others={"log_shape": np.log(shape), "log_sigma": np.log(spread)})
+
+
+def place_levels(quantile: Callable, spread: float, seen: Seen) -> Place:
+    """Cut points at the levels' shares, each with half a record more."""
+    shares = np.bincount(seen.values.astype(int), minlength=seen.levels) + 0.5
+    cuts = quantile((np.cumsum(shares) / shares.sum())[:-1])
+    gaps = np.log(np.diff(cuts))
+    return Place(cuts[0], spread, others={f"log_gaps[{i}]": gap for i, gap in enumerate(gaps)})
+
+
+def fit_weibull(time: np.ndarray, died: np.ndarray) -> tuple[float, float]:
+    """Scale and shape of the Weibull law of censored times, by maximum likelihood; shape 1 with fewer than two events.
+
+    The shape k solves ``Σ tᵏ log t/Σ tᵏ − 1/k = Σ_died log t/D``, whose left side rises with k.
+    """
+    most, events, shape = np.log(time).max(), float(died.sum()), 1.0
+    log = np.log(time) - most
+    low, high = (1e-3, 1e3) if events >= 2 and log.std() > 0 else (shape, shape)
+    for _ in range(BISECTIONS):
+        shape = float(np.sqrt(low * high))
+        weight = np.exp(shape * log)
+        rises = weight @ log / weight.sum() - 1 / shape > died @ log / max(events, 0.5)
+        low, high = (low, shape) if rises else (shape, high)
+    return float(np.exp(most + np.log(np.exp(shape * log).sum() / max(events, 0.5)) / shape)), shape
+
+
+# Records ----------------------------------------------------------------------------------------------------------------
+
+# Usual predictive checks. `EVENTS` is the share of events among times that may be censored, `LEVELS` that of each level.
+EVENTS, LEVELS = "events", "levels"
+COUNTS, TIMES, NUMBERS = ("mean", "sd", "zeros"), ("mean", EVENTS), ("mean", "sd", "skewness")
+
+
+class Family(NamedTuple):
+    """All that is known of a family.
+
+    Attributes
+    ----------
+    name, title : str
+    law : callable
+        The law of the response from predictors, the other coordinates at each draw (S, m) and constants such as cut points.
+    link : {"identity", "log", "logit", "probit"}
+        The scale of the linear predictor.
+    ratios : mapping
+        What the exponential of a coefficient is, and by which positive variable the coefficient is multiplied before, if by
+        any. Empty: a coefficient is a difference.
+    checks : tuple of str
+        Usual statistics of predictive checks.
+    place : callable, optional
+        `Place` of the response. None: that of the values themselves.
+    response : {"number", "level", "count"}
+        The response of a built-in loss.
+    options, needed : tuple of str
+        Further arguments of `fedpdmc.sites`, and those without which there is no model.
+    build : callable, optional
+        Arguments of `Model`; takes ``levels`` or ``pieces`` where the family has them. None: its loss is built in.
+    levels, ordered : bool
+        Whether the response has levels, of which there must be a number, and whether they have an order.
+    pieces : bool
+        Whether time is cut into pieces.
+    survival : bool
+        Whether the response is a time that may be censored.
+    """
+
+    name: str
     title: str
+    law: Callable[[Array, Array, Mapping[str, Any]], Law]
+    link: str
+    ratios: Mapping[str, str | None] = {}
+    checks: tuple[str, ...] = NUMBERS
+    place: Callable[[Seen], Place] | None = None
+    response: str = "number"
+    options: tuple[str, ...] = ()
+    needed: tuple[str, ...] = ()
+    build: Callable[..., dict[str, Any]] | None = None
     levels: bool = False
+    ordered: bool = False
     pieces: bool = False
+    survival: bool = False
+
+    @property
+    def unitless(self) -> bool:
+        """Whether effects on the linear predictor have a scale of their own: logits, and logarithms of rates."""
+        return self.link == "logit" or self.checks == COUNTS
 
 
 FAMILIES: dict[str, Family] = {}
 
 
-def _family(title: str, **sizes: bool) -> Callable:
+def _enter(**facts: Any) -> Callable:
+    """Enter a family with what builds its model."""
+
     def enter(build: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-        FAMILIES[build.__name__.strip("_")] = Family(build, title, **sizes)
+        name = build.__name__.strip("_")
+        FAMILIES[name] = Family(name, build=build, **facts)
         return build
 
     return enter
@@ -50,9 +383,45 @@ def _family(title: str, **sizes: bool) -> Callable:
 
 @functools.lru_cache(64)
 def family(name: str, **sizes: int) -> Model:
-    """The model of a family, for so many levels or pieces where it has them."""
-    found = FAMILIES[name]
-    return Model(title=found.title, **found.build(**sizes))
+    """The model of a family of the standard library, for so many levels or pieces where it has them."""
+    build = FAMILIES[name].build
+    assert build is not None
+    return Model(title=FAMILIES[name].title, **build(**sizes))
+
+
+# Built-in losses: their models are in `fedpdmc.models` ---------------------------------------------------------------------
+
+
+def _linear_law(eta, other, constants) -> Law:
+    scale = np.exp(other[:, 0]) if other.shape[1] else constants["scale"]
+    return Standard(scipy.stats.norm(eta, scale), eta)
+
+
+def _student_t_law(eta, other, constants) -> Law:
+    return Standard(scipy.stats.t(constants["df"], eta, constants["scale"]), eta)
+
+
+def _logistic_law(eta, other, constants) -> Law:
+    chance = scipy.special.expit(eta)
+    return Binomial(chance) if constants.get("trials") else Binary(scipy.stats.bernoulli(chance), chance, True)
+
+
+def _poisson_law(eta, other, constants) -> Law:
+    return Standard(scipy.stats.poisson(exp(eta)), exp(eta), True)
+
+
+for _record in (
+    Family("linear", "Linear regression", _linear_law, "identity", options=("scale",)),
+    Family("logistic", "Logistic regression", _logistic_law, "logit", {"odds ratio": None}, ("mean",),
+           lambda seen: Place(0.0, LOGISTIC_SD), "level", ("trials",)),
+    Family("poisson", "Poisson regression", _poisson_law, "log", {"rate ratio": None}, COUNTS, place_counts, "count",
+           ("offset", "exposure")),
+    Family("student_t", "Student-t regression", _student_t_law, "identity", options=("scale", "df"), needed=("scale", "df")),
+):  # fmt: skip
+    FAMILIES[_record.name] = _record
+
+
+# The standard library ---------------------------------------------------------------------------------------------------
 
 
 def _positive(parameter: str, variable: str) -> Callable:
@@ -68,8 +437,43 @@ def _with_eta(function: Callable, parameter: str, variable: str, columns: dict[s
     }  # fmt: skip
 
 
-@_family("Negative binomial regression: mean exp(eta), variance mean + mean^2/concentration")
-def negative_binomial() -> dict[str, Any]:
+def _of(
+    name: str, X: Any, columns: dict[str, Any], weights: Any, constants: dict[str, Any] | None = None, **sizes: int
+) -> RecordModel:
+    """Records of a family; a data frame X names the coefficients."""
+    names = [str(column) for column in X.columns] if hasattr(X, "columns") else None
+    try:
+        design = np.asarray(X, float)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"{name}(X)", f"{type(X).__name__} that is not numeric", "Give a matrix of shape (n, p)."
+        ) from error
+    return family(name, **sizes).of(columns, design, constants, names, weights)
+
+
+def _levels(name: str, levels: Any) -> int:
+    return integer(f"{name}(levels)", levels, 2, remedy="Give the number of levels of y, the same at all sites.")
+
+
+SURVIVAL = {"time": "positive", "died": "binary"}
+
+
+def _negative_binomial_law(eta, other, constants) -> Law:
+    mean, phi = exp(eta), exp(other[:, 0])
+    return Standard(scipy.stats.nbinom(phi, phi / (phi + mean)), mean, True)
+
+
+@_enter(
+    title="Negative binomial regression: mean exp(eta), variance mean + mean^2/concentration",
+    law=_negative_binomial_law,
+    link="log",
+    ratios={"rate ratio": None},
+    checks=COUNTS,
+    place=place_counts,
+    response="count",
+    options=("size", "offset", "exposure"),
+)
+def _negative_binomial() -> dict[str, Any]:
     """``y ~ NB(e^η, φ)`` in ``log φ``."""
 
     def function(x, row):
@@ -81,8 +485,36 @@ def negative_binomial() -> dict[str, Any]:
     return _with_eta(function, "log_concentration", "concentration", {"y": "count"})
 
 
-@_family("Gamma regression: mean exp(eta)")
-def gamma() -> dict[str, Any]:
+def negative_binomial(X: Any, y: Any, weights: Any = None) -> RecordModel:
+    """Counts with mean ``e^{ξ·β}`` and variance ``μ + μ²/φ``; in results ``concentration``, whose logarithm is sampled.
+
+    Parameters
+    ----------
+    X : array of shape (n, p)
+    y : array of shape (n,), counts
+    """
+    return _of("negative_binomial", X, {"y": y}, weights)
+
+
+def _gamma_law(eta, other, constants) -> Law:
+    mean, shape = exp(eta), exp(other[:, 0])
+    return Standard(scipy.stats.gamma(shape, scale=mean / shape), mean)
+
+
+def _place_gamma(seen: Seen) -> Place:
+    spread = significant(np.log(seen.values).std()) or 1.0
+    return Place(np.log(seen.values.mean()), spread, others={"log_shape": -2 * np.log(spread)})
+
+
+@_enter(
+    title="Gamma regression: mean exp(eta)",
+    law=_gamma_law,
+    link="log",
+    ratios={"ratio of means": None},
+    checks=NUMBERS,
+    place=_place_gamma,
+)
+def _gamma() -> dict[str, Any]:
     """``y ~ Gamma(a, a e^{−η})`` in ``log a``."""
 
     def function(x, row):
@@ -94,8 +526,31 @@ def gamma() -> dict[str, Any]:
     return _with_eta(function, "log_shape", "shape", {"y": "positive"})
 
 
-@_family("Beta regression: mean logistic(eta)")
-def beta() -> dict[str, Any]:
+def gamma(X: Any, y: Any, weights: Any = None) -> RecordModel:
+    """Positive values with mean ``e^{ξ·β}`` and variance ``μ²/a``; in results ``shape``, whose logarithm is sampled."""
+    return _of("gamma", X, {"y": y}, weights)
+
+
+def _beta_law(eta, other, constants) -> Law:
+    mean, phi = scipy.special.expit(eta), exp(other[:, 0])
+    return Standard(scipy.stats.beta(mean * phi, (1 - mean) * phi), mean)
+
+
+def _place_beta(seen: Seen) -> Place:
+    mean, variance = seen.values.mean(), max(seen.values.var(), 1e-12)
+    precision = mean * (1 - mean) / variance - 1
+    return Place(0.0, LOGISTIC_SD, others={"log_precision": np.log(max(precision, 1.0))})
+
+
+@_enter(
+    title="Beta regression: mean logistic(eta)",
+    law=_beta_law,
+    link="logit",
+    ratios={"odds ratio": None},
+    checks=NUMBERS,
+    place=_place_beta,
+)
+def _beta() -> dict[str, Any]:
     """``y ~ Beta(μφ, (1 − μ)φ)`` with ``μ = 1/(1 + e^{−η})``, in ``log φ``."""
 
     def function(x, row):
@@ -107,11 +562,38 @@ def beta() -> dict[str, Any]:
     return _with_eta(function, "log_precision", "precision", {"y": "unit"})
 
 
-SURVIVAL = {"time": "positive", "died": "binary"}
+def beta(X: Any, y: Any, weights: Any = None) -> RecordModel:
+    """Values between 0 and 1 with mean ``1/(1 + e^{−ξ·β})``; the last coordinate is ``log φ``, in results ``precision``."""
+    return _of("beta", X, {"y": y}, weights)
 
 
-@_family("Weibull survival with right censoring: scale exp(eta)")
-def weibull() -> dict[str, Any]:
+def _weibull_law(eta, other, constants) -> Law:
+    """With ``u = (t/λ)^k``: survival ``e^{−u}``, restricted mean ``λ Γ(1 + 1/k) P(1/k, u)``, P the gamma ratio."""
+    k, mean = exp(other[:, 0]), exp(eta) * scipy.special.gamma(1 + exp(-other[:, 0]))
+
+    def log_pdf(y):
+        log_u = k * (np.log(y) - eta)
+        return other[:, 0] + log_u - exp(log_u) - np.log(y)
+
+    return Survival(
+        log_pdf,
+        lambda y: -exp(k * (np.log(y) - eta)),
+        mean,
+        lambda u: exp(eta) * (-np.log1p(-u)) ** (1 / k),
+        lambda y: mean * scipy.special.gammainc(1 / k, exp(k * (np.log(y) - eta))),
+    )
+
+
+@_enter(
+    title="Weibull survival with right censoring: scale exp(eta)",
+    law=_weibull_law,
+    link="log",
+    ratios={"time ratio": None, "hazard ratio": "shape"},
+    checks=TIMES,
+    place=place_times,
+    survival=True,
+)
+def _weibull() -> dict[str, Any]:
     """``P(T > t) = exp(−(t e^{−η})^k)`` in ``log k``; ``died`` is zero where the time is censored."""
 
     def function(x, row):
@@ -121,8 +603,46 @@ def weibull() -> dict[str, Any]:
     return _with_eta(function, "log_shape", "shape", SURVIVAL)
 
 
-@_family("Log-normal survival with right censoring: log time has mean eta")
-def log_normal() -> dict[str, Any]:
+def weibull(X: Any, time: Any, died: Any, weights: Any = None) -> RecordModel:
+    """Survival times, ``P(T > t) = exp(−(t e^{−ξ·β})^k)``; the last coordinate is ``log k``, in results ``shape``.
+
+    Parameters
+    ----------
+    X : array of shape (n, p)
+    time : array of shape (n,)
+        Until death or the end of observation, positive.
+    died : array of shape (n,)
+        One, or zero where the time is censored.
+    """
+    return _of("weibull", X, {"time": time, "died": died}, weights)
+
+
+def _log_normal_law(eta, other, constants) -> Law:
+    """With ``z = (log t − η)/σ``: survival ``Φ(−z)``, restricted mean ``e^{η + σ²/2} Φ(z − σ) + t Φ(−z)``."""
+    sigma, mean = exp(other[:, 0]), exp(eta + 0.5 * exp(2 * other[:, 0]))
+
+    def z(y):
+        return (np.log(y) - eta) / sigma
+
+    return Survival(
+        lambda y: -0.5 * z(y) ** 2 - 0.5 * np.log(2 * np.pi) - other[:, 0] - np.log(y),
+        lambda y: scipy.special.log_ndtr(-z(y)),
+        mean,
+        lambda u: exp(eta + sigma * scipy.special.ndtri(u)),
+        lambda y: mean * scipy.special.ndtr(z(y) - sigma) + y * scipy.special.ndtr(-z(y)),
+    )
+
+
+@_enter(
+    title="Log-normal survival with right censoring: log time has mean eta",
+    law=_log_normal_law,
+    link="log",
+    ratios={"time ratio": None},
+    checks=TIMES,
+    place=place_times,
+    survival=True,
+)
+def _log_normal() -> dict[str, Any]:
     """``log T ~ N(η, σ²)`` in ``log σ``; a censored time contributes ``−log Φ(−z)``."""
 
     def function(x, row):
@@ -133,8 +653,58 @@ def log_normal() -> dict[str, Any]:
     return _with_eta(function, "log_sigma", "sigma", SURVIVAL)
 
 
-@_family("Piecewise exponential survival: a hazard for each piece of time, times exp(eta)", pieces=True)
-def piecewise_exponential(pieces: int) -> dict[str, Any]:
+def log_normal(X: Any, time: Any, died: Any, weights: Any = None) -> RecordModel:
+    """Survival times with ``log T ~ N(ξ·β, σ²)``; the last coordinate is ``log σ``, in results ``sigma``."""
+    return _of("log_normal", X, {"time": time, "died": died}, weights)
+
+
+def _piecewise_exponential_law(eta, other, constants) -> Law:
+    """Piecewise constant hazards: mean ``Σ_j e^{−H_j} (1 − e^{−h_j w_j})/h_j``, H the hazard summed up to piece j."""
+    low = np.array([0.0, *np.atleast_1d(constants["cuts"])])
+    width = np.diff([*low, np.inf])
+    hazard = exp(eta[..., None] + other)
+    with np.errstate(invalid="ignore"):
+        spent = hazard * width
+    before = np.concatenate([np.zeros_like(hazard[..., :1]), np.cumsum(spent[..., :-1], -1)], -1)
+
+    def total(y):
+        return np.sum(hazard * np.clip(y[..., None] - low, 0.0, width), -1)
+
+    def log_pdf(y):
+        piece = np.searchsorted(low[1:], y)
+        here = np.broadcast_to(piece[..., None], (*eta.shape, 1))
+        return np.log(np.take_along_axis(hazard, here, 2)[..., 0]) - total(y)
+
+    def quantile(u):
+        level = np.broadcast_to(-np.log1p(-u), eta.shape)
+        piece = np.sum(level[..., None] > before, -1, keepdims=True) - 1
+        piece = np.maximum(piece, 0)
+        start, rate = (np.take_along_axis(x, piece, 2)[..., 0] for x in (before, hazard))
+        return low[piece[..., 0]] + (level - start) / rate
+
+    def restricted(y):
+        return np.sum(np.exp(-before) * -np.expm1(-hazard * np.clip(y[..., None] - low, 0.0, width)) / hazard, -1)
+
+    mean = np.sum(np.exp(-before) * -np.expm1(-spent) / hazard, -1)
+    return Survival(log_pdf, lambda y: -total(y), mean, quantile, restricted)
+
+
+def _place_hazard(seen: Seen) -> Place:
+    events = len(seen.values) if seen.died is None else seen.died.sum()
+    return Place(np.log(max(events, 0.5) / seen.values.sum()), LOG_HAZARD_SD)
+
+
+@_enter(
+    title="Piecewise exponential survival: a hazard for each piece of time, times exp(eta)",
+    law=_piecewise_exponential_law,
+    link="log",
+    ratios={"hazard ratio": None},
+    checks=TIMES,
+    place=_place_hazard,
+    survival=True,
+    pieces=True,
+)
+def _piecewise_exponential(pieces: int) -> dict[str, Any]:
     """Hazard ``e^{h_j + η}`` between the cut points j − 1 and j: proportional hazards with a step function as baseline."""
 
     def function(x, row):
@@ -149,6 +719,26 @@ def piecewise_exponential(pieces: int) -> dict[str, Any]:
         "function": function, "parameters": {"log_hazard": pieces}, "predictors": ["eta"], "columns": SURVIVAL,
         "constants": {"cuts": pieces - 1}, "intercept": False, "variables": _positive("log_hazard", "hazard"),
     }  # fmt: skip
+
+
+def piecewise_exponential(X: Any, time: Any, died: Any, cuts: Any, weights: Any = None) -> RecordModel:
+    """Proportional hazards ``e^{h_j + ξ·β}``, constant between cut points; in results ``hazard``, one for each piece.
+
+    Parameters
+    ----------
+    X : array of shape (n, p)
+        Without an intercept.
+    time, died
+        As of `weibull`.
+    cuts : array of shape (J − 1,)
+        Increasing and positive, the same at all sites.
+    """
+    edges = np.atleast_1d(np.asarray(cuts, float))
+    if edges.ndim != 1 or not edges.size or not (np.diff([0.0, *edges]) > 0).all():
+        raise InputError("piecewise_exponential(cuts)", repr(cuts), "Give increasing positive numbers.")
+    return _of(
+        "piecewise_exponential", X, {"time": time, "died": died}, weights, {"cuts": edges}, pieces=len(edges) + 1
+    )
 
 
 def _cut_points(x) -> Any:
@@ -174,8 +764,34 @@ def _ordered(between: Callable, levels: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@_family("Ordered logistic regression", levels=True)
-def ordered_logit(levels: int) -> dict[str, Any]:
+def _ordered_law(log_cdf: Callable[[Array], Array]) -> Callable[..., Law]:
+    def law(eta, other, constants) -> Law:
+        cuts = other[:, :1] + np.concatenate(
+            [np.zeros_like(other[:, :1]), np.cumsum(np.exp(other[:, 1:]), 1)], 1
+        )  # fmt: skip
+        z = cuts - eta[..., None]
+        first, last = log_cdf(z[..., :1]), log_cdf(-z[..., -1:])
+        upper, lower = z[..., 1:], z[..., :-1]
+        # By symmetry the interval is taken where its ends are small probabilities.
+        flip = upper + lower > 0
+        high, low = log_cdf(np.where(flip, -lower, upper)), log_cdf(np.where(flip, -upper, lower))
+        inner = high + np.log(-np.expm1(np.minimum(low - high, -1e-300)))
+        return Categorical(np.concatenate([first, inner, last], -1))
+
+    return law
+
+
+@_enter(
+    title="Ordered logistic regression",
+    law=_ordered_law(lambda z: -np.logaddexp(0.0, -z)),
+    link="logit",
+    ratios={"odds ratio": None},
+    checks=(LEVELS,),
+    place=functools.partial(place_levels, scipy.special.logit, LOGISTIC_SD),
+    levels=True,
+    ordered=True,
+)
+def _ordered_logit(levels: int) -> dict[str, Any]:
     """``P(y ≤ k) = 1/(1 + e^{η − c_k})``.
 
     With ``g = c_k − c_{k−1}``, ``log P(y = k) = log(1 − e^{−g}) − log(1 + e^{η − c_k}) − log(1 + e^{c_{k−1} − η})``.
@@ -188,8 +804,29 @@ def ordered_logit(levels: int) -> dict[str, Any]:
     return _ordered(between, levels)
 
 
-@_family("Ordered probit regression", levels=True)
-def ordered_probit(levels: int) -> dict[str, Any]:
+def ordered_logit(X: Any, y: Any, levels: int, weights: Any = None) -> RecordModel:
+    """Ordered levels 0, 1, …, ``P(y ≤ k) = 1/(1 + e^{ξ·β − c_k})``; in results ``cut_points``.
+
+    Parameters
+    ----------
+    X : array of shape (n, p)
+        Without an intercept.
+    y : array of shape (n,)
+    levels : int
+    """
+    return _of("ordered_logit", X, {"y": y}, weights, levels=_levels("ordered_logit", levels))
+
+
+@_enter(
+    title="Ordered probit regression",
+    law=_ordered_law(scipy.special.log_ndtr),
+    link="probit",
+    checks=(LEVELS,),
+    place=functools.partial(place_levels, scipy.special.ndtri, 1.0),
+    levels=True,
+    ordered=True,
+)
+def _ordered_probit(levels: int) -> dict[str, Any]:
     """``P(y ≤ k) = Φ(c_k − η)``."""
 
     def between(upper, lower, log_gap, last, first):
@@ -202,8 +839,26 @@ def ordered_probit(levels: int) -> dict[str, Any]:
     return _ordered(between, levels)
 
 
-@_family("Multinomial logistic regression: the first level is the baseline", levels=True)
-def multinomial_logit(levels: int) -> dict[str, Any]:
+def ordered_probit(X: Any, y: Any, levels: int, weights: Any = None) -> RecordModel:
+    """Ordered levels 0, 1, …, ``P(y ≤ k) = Φ(c_k − ξ·β)``; in results ``cut_points``. Arguments as of `ordered_logit`."""
+    return _of("ordered_probit", X, {"y": y}, weights, levels=_levels("ordered_probit", levels))
+
+
+def _multinomial_logit_law(eta, other, constants) -> Law:
+    whole = np.concatenate([np.zeros_like(eta[..., :1]), eta], -1)
+    return Categorical(whole - scipy.special.logsumexp(whole, axis=-1, keepdims=True))
+
+
+@_enter(
+    title="Multinomial logistic regression: the first level is the baseline",
+    law=_multinomial_logit_law,
+    link="logit",
+    ratios={"ratio of odds against the first level": None},
+    checks=(LEVELS,),
+    place=lambda seen: Place(0.0, MULTINOMIAL_SD),
+    levels=True,
+)
+def _multinomial_logit(levels: int) -> dict[str, Any]:
     """``P(y = k) ∝ e^{η_k}`` with ``η_0 = 0``."""
 
     def function(x, row):
@@ -213,8 +868,24 @@ def multinomial_logit(levels: int) -> dict[str, Any]:
     return {"function": function, "predictors": {"eta": levels - 1}, "columns": {"y": levels}}
 
 
-@_family("Zero-inflated Poisson regression: mean exp(eta) of the counts that are not structural zeros")
-def zero_inflated_poisson() -> dict[str, Any]:
+def multinomial_logit(X: Any, y: Any, levels: int, weights: Any = None) -> RecordModel:
+    """Levels 0, 1, …, ``P(y = k) ∝ e^{ξ·β_k}`` with ``β_0 = 0``: a row of coefficients for each other level."""
+    return _of("multinomial_logit", X, {"y": y}, weights, levels=_levels("multinomial_logit", levels))
+
+
+def _zero_inflated_poisson_law(eta, other, constants) -> Law:
+    return ZeroInflated(exp(eta), np.broadcast_to(scipy.special.expit(other[:, 0]), eta.shape))
+
+
+@_enter(
+    title="Zero-inflated Poisson regression: mean exp(eta) of the counts that are not structural zeros",
+    law=_zero_inflated_poisson_law,
+    link="log",
+    ratios={"rate ratio": None},
+    checks=COUNTS,
+    place=place_counts,
+)
+def _zero_inflated_poisson() -> dict[str, Any]:
     """``y = 0`` with probability π, else ``y ~ Poisson(e^η)``; in ``log(π/(1 − π))``."""
 
     def function(x, row):
@@ -228,8 +899,24 @@ def zero_inflated_poisson() -> dict[str, Any]:
     }  # fmt: skip
 
 
-@_family("Beta-binomial regression: mean logistic(eta)")
-def beta_binomial() -> dict[str, Any]:
+def zero_inflated_poisson(X: Any, y: Any, weights: Any = None) -> RecordModel:
+    """Counts that are zero with probability π and else ``Poisson(e^{ξ·β})``; in results ``zero_probability``."""
+    return _of("zero_inflated_poisson", X, {"y": y}, weights)
+
+
+def _beta_binomial_law(eta, other, constants) -> Law:
+    return BetaBinomial(scipy.special.expit(eta), np.broadcast_to(exp(other[:, 0]), eta.shape))
+
+
+@_enter(
+    title="Beta-binomial regression: mean logistic(eta)",
+    law=_beta_binomial_law,
+    link="logit",
+    ratios={"odds ratio": None},
+    checks=COUNTS,
+    place=lambda seen: Place(0.0, LOGISTIC_SD),
+)
+def _beta_binomial() -> dict[str, Any]:
     """Successes among trials, with a probability ``~ Beta(μφ, (1 − μ)φ)``, ``μ = 1/(1 + e^{−η})``; in ``log φ``."""
 
     def function(x, row):
@@ -240,3 +927,13 @@ def beta_binomial() -> dict[str, Any]:
         return gammaln(good + bad + phi) - gammaln(phi) - rises
 
     return _with_eta(function, "log_precision", "precision", {"successes": "count", "failures": "count"})
+
+
+def beta_binomial(X: Any, successes: Any, failures: Any, weights: Any = None) -> RecordModel:
+    """Successes and failures of probability ``~ Beta(μφ, (1 − μ)φ)``, ``μ = 1/(1 + e^{−ξ·β})``; in results ``precision``."""
+    return _of("beta_binomial", X, {"successes": successes, "failures": failures}, weights)
+
+
+# Families with bounds of their own, and models of one record.
+BUILT_IN = tuple(name for name, record in FAMILIES.items() if record.build is None)
+LIBRARY = tuple(name for name, record in FAMILIES.items() if record.build is not None)

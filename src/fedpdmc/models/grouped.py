@@ -15,11 +15,12 @@ from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import InputError
 from fedpdmc.models.model_file.evaluation import evaluate
 from fedpdmc.models.model_file.model import Model
+from fedpdmc.models.model_file.program import Source
 from fedpdmc.models.model_file.records import CONSTANTS, DESIGN, WEIGHTS, Layout, RecordModel
-from fedpdmc.models.model_file.source import Source
 from fedpdmc.potentials import LinearPredictor, Logistic, Poisson, Quadratic, RandomEffects
-from fedpdmc.potentials.grouped_families import (
-    Family,
+from fedpdmc.potentials.padding import whole_vectors
+from fedpdmc.potentials.random_effects_rates import (
+    EffectsFamily,
     GaussianFamily,
     LogisticFamily,
     NegativeBinomialFamily,
@@ -27,8 +28,7 @@ from fedpdmc.potentials.grouped_families import (
     ProgramFamily,
     StudentTFamily,
 )
-from fedpdmc.potentials.padding import whole_vectors
-from fedpdmc.validation import finite_array, one_of, positive
+from fedpdmc.validation import finite_array, one_of, positive, record_weights
 
 FAMILIES = ("logistic", "poisson", "linear", "negative_binomial", "student_t")
 SPREADS = ("half-normal", "exponential", "half-Cauchy")
@@ -44,6 +44,8 @@ def random_effects(
     family: str = "logistic",
     effects: Any = None,
     offset: Any = None,
+    trials: Any = None,
+    weights: Any = None,
     size: float | None = None,
     df: float | None = None,
     scale: float | None = None,
@@ -66,6 +68,10 @@ def random_effects(
         Covariates of the effects; None: an intercept. A column of ones and a dose give ``(1 + dose | group)``.
     offset : array of shape (n,), optional
         Added to the predictor.
+    trials : array of shape (n,), optional
+        With family="logistic": y are the events among so many trials.
+    weights : array of shape (n,), optional
+        By which the loss of each record is multiplied.
     size, df, scale : float
         Known: the size of a negative binomial, degrees of freedom and scale of Student-t.
     names : sequence of str, optional
@@ -82,7 +88,14 @@ def random_effects(
     n, p = design.shape
     if not n or len(response) != n:
         raise InputError(f"{CALL}(y)", f"{len(response)} responses for {n} rows of X", "Give one for each row of X.")
-    _check_response(family, response)
+    share = np.ones(n) if weights is None else record_weights(f"{CALL}(weights)", weights, n)
+    if trials is not None:
+        if family != "logistic":
+            raise InputError(f"{CALL}(trials)", f"trials with family={family!r}", "Leave them out.")
+        response, number = events_of(CALL, response, trials)
+        share = share * number
+    else:
+        _check_response(family, response)
     shift = np.zeros(n) if offset is None else finite_array(f"{CALL}(offset)", offset, 1, "(n,)")
     slopes = np.ones((n, 1)) if effects is None else finite_array(f"{CALL}(effects)", effects, 2, "(n, r)")
     if slopes.shape[0] != n or slopes.shape[1] not in (1, 2) or shift.shape != (n,):
@@ -97,7 +110,7 @@ def random_effects(
         raise InputError(f"{CALL}(names)", f"{len(columns)} names", f"Give one for each of {p} columns of X.")
     own = _family(family, size, df, scale)
     return _padded(
-        design[order], slopes[order], response[order], shift[order], index[order], labels, own,
+        design[order], slopes[order], response[order], shift[order], share[order], index[order], labels, own,
         (*columns, *(("log_sigma",) if own.scaled else ()), *_spread_names(slopes.shape[1])),
     )  # fmt: skip
 
@@ -106,11 +119,11 @@ def _spread_names(r: int) -> tuple[str, ...]:
     return ("log_sd",) if r == 1 else ("log_sd[0]", "log_sd[1]", "atanh_correlation")
 
 
-def _padded(design, slopes, response, shift, index, labels, family, names, variables=None) -> RandomEffects:
+def _padded(design, slopes, response, shift, weight, index, labels, family, names, variables=None) -> RandomEffects:
     """Records padded to whole vectors."""
     n, groups = len(index), len(labels)
     design, slopes, response, shift, weight, index, present = jax.tree.map(
-        on_device, (design, slopes, response, shift, np.ones(n), index, np.ones(groups))
+        on_device, (design, slopes, response, shift, weight, index, np.ones(groups))
     )
     whole = RandomEffects(
         design, slopes, response, shift, weight, index, present, family, slopes.shape[1] == 2, n, groups, names, labels,
@@ -158,7 +171,8 @@ def with_effects(model: RecordModel, groups: Any = None, *, effects: Any = None)
     design = np.asarray(model.data[DESIGN])[order]
     assert model.names is not None
     names = (*model.names, *_spread_names(slopes.shape[1]))
-    return _padded(design, slopes[order], rows, np.zeros(n), index[order], labels, own, names, model.constrain)
+    weight = np.asarray(model.data[WEIGHTS])[order]
+    return _padded(design, slopes[order], rows, np.zeros(n), weight, index[order], labels, own, names, model.constrain)
 
 
 def check_one_predictor(source: Source, where: str) -> None:
@@ -214,6 +228,22 @@ def _check_groups(family: str, sizes: np.ndarray) -> None:
         )
 
 
+def events_of(call: str, events: np.ndarray, trials: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The share of events among trials, zero where there is none, and the trials."""
+    number = record_weights(f"{call}(trials)", trials, len(events))
+    for name, values, good, remedy in (
+        ("trials", number, number == np.round(number), "Give whole numbers of at least zero."),
+        ("y", events, (events >= 0) & (events == np.round(events)), "Give numbers of events: whole, at least zero."),
+        ("y", events, events <= number, "There are at most as many events as trials."),
+    ):
+        if not good.all():
+            where = int(np.argmin(good))
+            raise InputError(
+                f"{call}({name})", f"{values[where]:g} of {number[where]:g} trials at index {where}", remedy
+            )
+    return events / np.maximum(number, 1.0), number
+
+
 def _check_response(family: str, response: np.ndarray) -> None:
     if family == "logistic" and not np.all((response == 0) | (response == 1)):
         raise InputError(f"{CALL}(y)", f"{response[(response != 0) & (response != 1)][0]}", "Give labels 0 and 1.")
@@ -222,7 +252,7 @@ def _check_response(family: str, response: np.ndarray) -> None:
         raise InputError(f"{CALL}(y)", "a response that is not a count", "Give integers that are zero or positive.")
 
 
-def _family(family: str, size, df, scale) -> Family:
+def _family(family: str, size, df, scale) -> EffectsFamily:
     known = {"negative_binomial": ("size",), "student_t": ("df", "scale")}.get(family, ())
     for name, value in (("size", size), ("df", df), ("scale", scale)):
         if (value is not None) != (name in known):

@@ -14,15 +14,17 @@ from scipy.special import exp1, logsumexp
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import InputError
 from fedpdmc.potentials import Quadratic, ScaleLaw, ScaleMixture
-from fedpdmc.potentials.scale_mixture import FLOOR
+from fedpdmc.potentials.bent_spread_prior import FLOOR
 from fedpdmc.validation import finite_array, integer, positive
 from fedpdmc.whitening import Reference
 
 MOST_DF = 200
-# The normal that stands in for a Student-t of ν degrees of freedom has ``1 + 24/ν`` times its squared scale.
-WIDER = 24.0
 # Nodes in log τ above its least, and where ``e^u E₁(u)`` is replaced by its asymptotic series.
 NODES, WIDTH, LARGE = 400, 14.0, 50.0
+
+
+class StandIn(Quadratic):
+    """A normal prior in place of one with longer tails."""
 
 
 class MixturePrior(eqx.Module):
@@ -44,21 +46,22 @@ class MixturePrior(eqx.Module):
     law: ScaleLaw
 
     @property
-    def stand_in(self) -> Quadratic:
+    def stand_in(self) -> StandIn:
         """The normal prior that a reference is made with: wider than Student-t ones, and the slab of a horseshoe.
 
         A prior that turns out narrower or elsewhere is made up for by the coordinator's own events, which take no rounds.
         """
-        precision, df = np.zeros(self.normal.dim), np.asarray(self.law.df, float)
-        precision[list(self.index[: len(df)])] = np.asarray(self.law.scale) ** -2.0 / (1 + WIDER / df)
+        precision = np.zeros(self.normal.dim)
+        precision[list(self.index[: len(self.law.df)])] = np.asarray(self.law.stand_in)
         mean = np.zeros(self.normal.dim)
         mean[list(self.index)] = np.asarray(self.mean)
-        return self.normal.plus(Quadratic(jnp.asarray(np.diag(precision)), jnp.asarray(-precision * mean)))
+        made = self.normal.plus(Quadratic(jnp.asarray(np.diag(precision)), jnp.asarray(-precision * mean)))
+        return StandIn(made.precision, made.linear)
 
-    def whitened(self, base: Quadratic, reference: Reference) -> ScaleMixture:
+    def whitened(self, base: Quadratic, reference: Reference, rotating: bool) -> ScaleMixture:
         """The coordinator's potential, together with other quadratics, in whitened coordinates."""
         rows = reference.matrix[np.asarray(self.index)]
-        return ScaleMixture(base, rows, reference.center[np.asarray(self.index)] - self.mean, self.law)
+        return ScaleMixture(base, rows, reference.center[np.asarray(self.index)] - self.mean, self.law, rotating)
 
     def minus_log_density(self, x: np.ndarray) -> np.ndarray:
         """Minus the log density at positions of shape (n, d), with the scales integrated out; up to a constant.

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import hashlib
+import itertools
 import logging
 import math
-from collections.abc import Callable
+import re
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -14,15 +19,147 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedpdmc._jax.by_numpy import once
-from fedpdmc._jax.compilation import compiled, on_device
-from fedpdmc._jax.mapped import mapped
+from fedpdmc._jax.compilation import compiled, mapped, on_device
 from fedpdmc._jax.precision import double_precision
+from fedpdmc._jax.programs import equations
 from fedpdmc.enclosures import not_finite_at
 from fedpdmc.errors import GUARD, InputError
 from fedpdmc.potentials import LatentProgram, LinearPredictor, Potential, Program, RandomEffects, bare
-from fedpdmc.potentials.gaussian_average import public_points
-from fedpdmc.potentials.padding import bucket, pad
-from fedpdmc.potentials.padding_recipe import Unpaddable
+from fedpdmc.potentials.base import public_points
+from fedpdmc.potentials.padding import Unpaddable, bucket, pad
+
+
+class Variables:
+    """Named variables such as a scale, whose logarithm is a coordinate, or a vector of several coordinates.
+
+    Parameters
+    ----------
+    parts : list of (index, constrain)
+        The coordinates that a model takes, and the function from them to its variables.
+    others : dict
+        Coordinates that no such model takes, by name.
+    """
+
+    def __init__(self, parts: list[tuple[np.ndarray, Callable]], others: dict[str, int]):
+        self.parts, self.others = parts, others
+
+    @double_precision
+    def of(self, draws: np.ndarray) -> dict[str, np.ndarray]:
+        """Variables of shape (chains, n, …) by name at draws of shape (chains, n, d)."""
+        found: dict[str, np.ndarray] = {}
+        for index, constrain in self.parts:
+            names: list[str] = []
+
+            def values(x, constrain=constrain, names=names):
+                # As a tuple, since JAX would sort a dict.
+                named = constrain(x)
+                names[:] = list(named)
+                return tuple(named.values())
+
+            arrays = jax.jit(mapped(mapped(values)))(jnp.asarray(draws[..., index]))
+            found |= {name: np.asarray(array) for name, array in zip(names, arrays, strict=True)}
+        return found | {name: draws[..., i] for name, i in self.others.items()}
+
+    def at_origin(self, origin: np.ndarray) -> dict[str, np.ndarray]:
+        """Variables of shape (chains, 1, …) where the chains start."""
+        return self.of(origin)
+
+    def before(self, f: Callable[[dict[str, Any]], Any]) -> Callable[[Any], Any]:
+        """A function of variables by name as one of the coordinates."""
+
+        def of_coordinates(x):
+            found = {name: x[i] for name, i in self.others.items()}
+            for index, constrain in self.parts:
+                found |= constrain(x[jnp.asarray(index)])
+            return f(found)
+
+        return of_coordinates
+
+
+class StoredVariables:
+    """Draws of variables from disk, where the functions that made them are not.
+
+    Parameters
+    ----------
+    values : dict
+        Arrays of shape (chains, N, …), equally spaced in process time.
+    origin : dict, optional
+        Arrays of shape (chains, 1, …) where the chains start; the first draws if None.
+    """
+
+    def __init__(self, values: dict[str, np.ndarray], origin: dict[str, np.ndarray] | None = None):
+        self.values, self.origin = values, origin
+
+    def at_origin(self, origin: np.ndarray) -> dict[str, np.ndarray]:
+        """Variables of shape (chains, 1, …) where the chains start."""
+        return {name: value[:, :1] for name, value in self.values.items()} if self.origin is None else self.origin
+
+    def of(self, draws: np.ndarray) -> dict[str, np.ndarray]:
+        """As many of the stored draws as ``draws`` has, equally spaced, or all of them if that is fewer."""
+        kept = min(value.shape[1] for value in self.values.values())
+        rows = np.unique(np.linspace(0, kept - 1, draws.shape[1]).round().astype(int))
+        return {name: value[:, rows] for name, value in self.values.items()}
+
+    def before(self, f: Callable[[dict[str, Any]], Any]) -> Callable[[Any], Any]:
+        """Refused: what makes variables of coordinates is not on disk."""
+        raise InputError(
+            "named", "a posterior that was read from disk", "Average over post.variables(n), which has their draws."
+        )
+
+
+def scalars(values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Every entry of every variable as an array of its own, of shape (chains, n), named like ``beta[0]``."""
+    entries: dict[str, np.ndarray] = {}
+    for name, value in values.items():
+        for index in np.ndindex(value.shape[2:]):
+            label = f"{name}[{','.join(map(str, index))}]" if index else name
+            entries[label] = value[(slice(None), slice(None), *index)]
+    return entries
+
+
+def coordinate_names(sites: Sequence[Any], dim: int) -> list[str] | None:
+    """Names of the coordinates from the models that have them; None if none has."""
+    names: list[str | None] = [None] * dim
+    for index, site, model in _naming(sites, dim):
+        for i, name in zip(index, model.names or (), strict=True):
+            if names[i] not in (None, name):
+                raise InputError(
+                    f"sites ({site!r})",
+                    f"the name {name!r} for coordinate {i}, which another site calls {names[i]!r}",
+                    "Give all sites models with the same variables in the same order, or say with coordinates= which "
+                    "entries each depends on.",
+                )
+            names[i] = name
+    if all(name is None for name in names):
+        return None
+    return [f"x{i}" if name is None else name for i, name in enumerate(names)]
+
+
+def variables(sites: Sequence[Any], names: list[str]) -> Variables | None:
+    """The variables of the sites' models, each taken from the first site that has it; None if no model has any."""
+    parts, seen, taken = [], set(), set()
+    for index, _, model in _naming(sites, len(names)):
+        key = (tuple(index), model.names)
+        if key not in seen and model.constrain is not None:
+            seen.add(key)
+            taken |= set(index.tolist())
+            own = tuple(names[i] for i in index)
+            renamed = own != model.names and hasattr(model.constrain, "named")
+            parts.append((index, model.constrain.named(own) if renamed else model.constrain))
+    if not parts:
+        return None
+    return Variables(parts, {name: i for i, name in enumerate(names) if i not in taken})
+
+
+def _naming(sites: Sequence[Any], dim: int) -> Iterator[tuple[np.ndarray, str, Any]]:
+    """The coordinates, the site's name and the model of each site whose model names its variables."""
+    for site in sites:
+        if site.federation is not None and site.naming is None:
+            continue
+        model = site.naming or (site.potential if site.model is None else site.model)
+        if getattr(model, "names", None) is not None:
+            yield np.arange(dim) if site.coordinates is None else site.coordinates, site.name, model
+
 
 logger = logging.getLogger("fedpdmc.site")
 
@@ -256,13 +393,7 @@ def _check(model: UserModel, dim: int, name: str) -> None:
 
 def _draws(jaxpr: Any) -> bool:
     """Whether a program, or one within it, draws random numbers."""
-    inner = jax.tree.leaves([equation.params for equation in jaxpr.eqns], is_leaf=lambda part: hasattr(part, "eqns"))
-    names = {equation.primitive.name for equation in jaxpr.eqns}
-    return any(name.startswith("random_") for name in names) or any(map(_draws, filter(_is_program, inner)))
-
-
-def _is_program(part: Any) -> bool:
-    return hasattr(part, "eqns")
+    return any(equation.primitive.name.startswith("random_") for equation in equations(jaxpr))
 
 
 def derivatives_of(potential: Potential, x, spread=None):
@@ -311,7 +442,10 @@ def _derivatives_of(potential: Potential, x, spread, appended=None):
         value, gradient, hessian = potential.value(x), potential.gradient(x), potential.hessian(x)
     if appended is not None:
         assert isinstance(potential, LinearPredictor)
-        value = value - appended * potential.loss.value(jnp.zeros(()), jnp.zeros(()))
+        # With weights those of appended records are zero.
+        value = value - appended * (
+            potential.loss.value(jnp.zeros(()), jnp.zeros(())) if potential.weight is None else 0
+        )
     return value, gradient, hessian
 
 
@@ -342,3 +476,85 @@ def check_start(potential: Potential, x: np.ndarray, name: str) -> None:
             f"a model whose {what} is not finite at the start {np.asarray(x)[:4]}" + (f": {where}" if where else ""),
             f"Give init=, a point at which every site's likelihood is finite. {GUARD}",
         )
+
+
+# Captured values -------------------------------------------------------------------------------------------------------
+
+
+# Functions that read what is not among their arguments: compiled work is kept by function, so that must not change.
+
+# A number in the key of JAX's cache of traced functions: with a new one they are traced again.
+_TRACE = jax.make_user_context(0) if hasattr(jax, "make_user_context") else None
+_NUMBERS = itertools.count(1)
+# Hashes of users' functions when they were first traced, by function, and by the arguments they were traced with.
+_SEEN: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictionary()
+
+
+@double_precision
+def check_unchanged(model: UserModel, dim: int, name: str) -> None:
+    """Refuse a function that is traced to another program than before in this process.
+
+    A function may close over numbers and arrays or read them from its module. They become a part of the program that is
+    compiled, and programs are kept by function: with other values the old program would run.
+
+    It is traced twice, the second time without what JAX remembers of compiled functions that it calls. A function that is
+    traced to another program then has bounds of one program and rates of another.
+
+    Raises
+    ------
+    InputError
+        If the function reads something that has changed, or that changes whenever it is called.
+    """
+    found = program_digest(model, dim)
+    own, wrappers = _innermost(model.function)
+    with _traced_anew():
+        again = program_digest(model, dim)
+    if again != found:
+        raise InputError(
+            f"sites ({name!r})",
+            f"the function {getattr(own, '__name__', own)!r}, which is not the same whenever it is traced: it draws "
+            "random numbers, changes a value that it reads, or calls a jax.jit function that read another value before",
+            "Draw random numbers once and give them as data; give what changes as data; keep no state in the function.",
+        )
+    shapes = [(leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(model.data)]
+    kind = repr((wrappers, dim, str(jax.tree.structure(model.data)), shapes))
+    try:
+        seen = _SEEN.setdefault(own, {})
+    except TypeError:
+        return
+    if seen.setdefault(kind, found) != found:
+        raise InputError(
+            f"sites ({name!r})",
+            f"the function {getattr(own, '__name__', own)!r}, which reads a value that has changed since it was first used",
+            "Give what changes as data, or define a new function: compiled work is kept by function.",
+        )
+
+
+@double_precision
+def program_digest(model: UserModel, dim: int) -> str:
+    """A hash of the program that a user's function is traced to, with the values that it reads; not of its data."""
+    x = jax.ShapeDtypeStruct((dim + len(model.latent_names),), jnp.float64)
+    # A new function each time: JAX remembers what it has traced too.
+    closed = jax.make_jaxpr(lambda *args: model.function(*args))(x, model.data)
+    digest = hashlib.sha256(re.sub(r"0x[0-9a-f]+", "", str(closed.jaxpr)).encode())
+    for const in closed.consts:
+        digest.update(np.ascontiguousarray(const).tobytes())
+    return digest.hexdigest()
+
+
+def _traced_anew() -> contextlib.AbstractContextManager[Any]:
+    """A context in which functions under `jax.jit` are traced again."""
+    return contextlib.nullcontext() if _TRACE is None else _TRACE(next(_NUMBERS))
+
+
+def _innermost(function: Any) -> tuple[Any, list[Any]]:
+    """The user's own function, and what it was wrapped in."""
+    wrappers = []
+    while True:
+        inner = getattr(function, "function", None) or getattr(function, "model", None)
+        if inner is None or not type(function).__module__.startswith("fedpdmc."):
+            return function, wrappers
+        wrappers.append(
+            (type(function).__name__, getattr(function, "part", None), repr(getattr(function, "rest", None)))
+        )
+        function = inner

@@ -15,30 +15,42 @@ import os
 import re
 import shutil
 import sys
+import warnings
 import zipfile
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from fedpdmc.certificates.keys import COORDINATOR, fingerprint
-from fedpdmc.certificates.requests import request_certificate
+from msgspec.structs import asdict
+
+from fedpdmc.certificates import COORDINATOR, fingerprint, request_certificate
 from fedpdmc.errors import InputError
 from fedpdmc.federation.grpc.tls import split_address
-from fedpdmc.operations.preflight import Finding, SiteCheck, Step, run_steps
-from fedpdmc.operations.systemd_unit import site_unit
+from fedpdmc.operations.preflight import Finding, PreflightStep, SiteCheck, run_steps
 from fedpdmc.privacy.budget import default_path
 from fedpdmc.study import Study, parse_study, read_study
+from fedpdmc.study.description import choice
 from fedpdmc.study.policy import MOST_CHAINS
 from fedpdmc.study.read_data import is_database
+from fedpdmc.study.schema import Keys, parse_toml, read, read_bytes, toml_lines
 from fedpdmc.validation import check_fingerprint, check_host
 from fedpdmc.version import __version__
 
-FORMAT, MOST_BYTES = 1, 2**20
-CONTRACT, AUTHORITY, FACTS, README = "study.toml", "authority.pem", "bundle.json", "README.txt"
+FORMAT = 1
+MOST_BYTES = 2**20  # of a file in a bundle
+CONTRACT = "study.toml"
+AUTHORITY = "authority.pem"
+FACTS = "bundle.json"
+README = "README.txt"
 # In a bundle whose contract names a model file.
 MODEL = "model.fpm"
 MEMBERS = {CONTRACT, AUTHORITY, FACTS, README}
 UNIT = "fedpdmc-site.service"
-# In a site's folder: the hash of the bundle from which it was set up.
+# The checks that need no coordinator.
+LOCAL = ("contract", "data", "policy", "ledger", "certificate", "store", "disk")
+# In a site's folder: its options, and the hash of the bundle from which it was set up.
+SETTINGS = "site.toml"
 JOINED = "bundle.sha256"
 # A version of the package, which goes into `pip install`.
 VERSION = re.compile(r"[0-9][0-9A-Za-z.+!-]{0,63}")
@@ -57,6 +69,15 @@ An invitation to take part in the study "{name}" with fedpdmc {version}.
 
 Coordinator: {coordinator}
 """
+
+
+class BundleFacts(Keys):
+    """What bundle.json says."""
+
+    format: Literal[FORMAT]  # pyright: ignore[reportInvalidTypeForm]
+    coordinator: str
+    server_name: str
+    fedpdmc: str
 
 
 class Bundle(NamedTuple):
@@ -101,9 +122,11 @@ def make_bundle(
     model = b"" if named is None else _read(Path(study).parent / named)
     bundle = Bundle(_read(study), _read(authority), coordinator, server_name, __version__, model)
     name = bundle.study.name
+    for words in choice(bundle.study):
+        warnings.warn(words, stacklevel=2)
     text = INSTRUCTIONS.format(name=name.replace("\n", " "), version=__version__, coordinator=coordinator)
     _check_authority(bundle.authority)
-    facts = {"format": FORMAT, "coordinator": coordinator, "server_name": server_name, "fedpdmc": __version__}
+    facts = asdict(BundleFacts(FORMAT, coordinator, server_name, __version__))
     path = Path(out)
     try:
         with zipfile.ZipFile(path, "x", zipfile.ZIP_DEFLATED) as file:
@@ -133,23 +156,31 @@ def read_bundle(path: str | Path, sha256: str | None = None) -> Bundle:
                 raise InputError("bundle", f"{path} with {', '.join(sorted(infos)[:8])}", remedy)
             if any(info.file_size > MOST_BYTES for info in infos.values()):
                 raise InputError("bundle", f"{path} with a file above 1 MiB", remedy)
-            contract, authority, told = (file.read(name) for name in (CONTRACT, AUTHORITY, FACTS))
+            contract, authority, facts = (file.read(name) for name in (CONTRACT, AUTHORITY, FACTS))
             model = file.read(MODEL) if MODEL in infos else b""
-        facts = json.loads(told)
-        texts = [facts[key] for key in ("coordinator", "server_name", "fedpdmc")]
-        if facts["format"] != FORMAT or not all(isinstance(text, str) for text in texts):
-            raise InputError("bundle", f"{path}: bundle.json in an unknown format", remedy)
-        if not VERSION.fullmatch(texts[2]):
-            raise InputError("bundle: fedpdmc", repr(texts[2]), "Ask for a bundle with the number of a version.")
+        facts = read(BundleFacts, json.loads(facts), f"{path}: bundle.json")
+        if not VERSION.fullmatch(facts.fedpdmc):
+            raise InputError("bundle: fedpdmc", repr(facts.fedpdmc), "Ask for a bundle with the number of a version.")
     except InputError:
         raise
     except Exception as error:
         # Damaged archives raise many kinds of errors.
         raise InputError("bundle", f"{path}: {error}", remedy) from error
-    split_address(texts[0], "bundle: coordinator")
-    check_host(texts[1], "bundle: server_name")
+    split_address(facts.coordinator, "bundle: coordinator")
+    check_host(facts.server_name, "bundle: server_name")
     _check_authority(authority)
-    return Bundle(contract, authority, texts[0], texts[1], texts[2], model, digest)
+    return Bundle(contract, authority, facts.coordinator, facts.server_name, facts.fedpdmc, model, digest)
+
+
+class SiteSettings(Keys):
+    """The options of a site in its folder."""
+
+    name: str
+    data: str
+    coordinator: str
+    query: str | None = None
+    server_name: str | None = None
+    ledger: str | None = None
 
 
 class Joining:
@@ -208,6 +239,7 @@ class Joining:
         drafts = {
             **given,
             self.folder / "policy.toml": draft_policy(self.study).encode(),
+            self.folder / SETTINGS: self.settings().encode(),
             self.folder / UNIT: self.unit().encode(),
         }
         if not (keys / "certificate.pem").exists():
@@ -224,36 +256,35 @@ class Joining:
         """Whether the certificate was received."""
         return (self.folder / "keys" / "certificate.pem").exists()
 
+    def settings(self) -> str:
+        """The file from which `fedpdmc site --folder` knows its options."""
+        bundle, source, ledger = self.bundle, str(self.source), str(self.ledger)
+        options = SiteSettings(self.name, source, bundle.coordinator, self.query, bundle.server_name, ledger)
+        return "\n".join([*toml_lines(asdict(options)), ""])
+
     def unit(self) -> str:
         """The unit file of this site."""
         program = shutil.which("fedpdmc", path=os.path.dirname(sys.executable)) or shutil.which("fedpdmc")
-        words = [
-            os.path.abspath(program or "fedpdmc"), "site", CONTRACT, "--name", self.name, "--data", str(self.source),
-            "--policy", "policy.toml", "--coordinator", self.bundle.coordinator, "--keys", "keys", "--store", "store",
-        ]  # fmt: skip
-        for option, value, usual in (
-            ("--query", self.query, None),
-            ("--server-name", self.bundle.server_name, COORDINATOR),
-            ("--ledger", self.ledger, None),
-        ):
-            words += [] if value == usual else [option, str(value)]
-        writes = [self.folder, self.ledger.parent]
+        words = [os.path.abspath(program or "fedpdmc"), "site", "--folder", str(self.folder)]
         try:
             user = getpass.getuser()
         except (KeyError, OSError, ImportError):
             user = "fedpdmc"
-        return site_unit(user, self.folder, words, writes)
+        return site_unit(user, self.folder, words, [self.folder, self.ledger.parent])
 
-    def findings(self) -> list[Finding]:
-        """Without a certificate: checks of versions, records and policy. With it: all checks of `fedpdmc site --check`."""
+    def findings(self, alone: bool = False) -> list[Finding]:
+        """All checks of `fedpdmc site --check`; without a certificate those of versions, records and policy.
+
+        ``alone``: the coordinator does not run yet, so only what is at this site is checked.
+        """
         steps = SiteCheck(
             self.folder / CONTRACT, self.name, self.source, query=self.query, coordinator=self.bundle.coordinator,
             keys=self.folder / "keys", store=self.folder / "store", policy=self.folder / "policy.toml",
             ledger=self.ledger, server_name=self.bundle.server_name,
         ).steps()  # fmt: skip
-        local = ("contract", "data", "policy")
-        if not self.ready:
-            steps = [Step("versions", self._versions), *(step for step in steps if step.what in local)]
+        if alone or not self.ready:
+            local = ("contract", "data", "policy") if not self.ready else LOCAL
+            steps = [PreflightStep("versions", self._versions), *(step for step in steps if step.what in local)]
         return run_steps(steps)
 
     def _versions(self) -> str:
@@ -261,6 +292,12 @@ class Joining:
             found = f"fedpdmc {__version__} here, {self.bundle.version} in the bundle"
             raise InputError("versions", found, f"pip install 'fedpdmc[federation]=={self.bundle.version}'")
         return f"fedpdmc {__version__}, as in the bundle"
+
+
+def read_settings(folder: Path) -> SiteSettings:
+    """The options of a site that `fedpdmc join` set up."""
+    path = folder / SETTINGS
+    return read(SiteSettings, parse_toml(_read(path), str(path)), str(path))
 
 
 def draft_policy(study: Study) -> str:
@@ -278,16 +315,14 @@ def draft_policy(study: Study) -> str:
         f"most_chains = {min(study.chains, MOST_CHAINS)}",
         f"least_sites = {len(study.sites)}",
     ]
+    if why := study.coordinator_chooses:
+        lines.append(f"# coordinator_may_choose = true  # for {why}: its operator chooses where records are asked")
     if study.epsilon is not None:
         lines.append(f"largest_epsilon = {float(study.epsilon)!r}")
     return "\n".join(lines) + "\n"
 
 
-def _read(path: str | Path) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise InputError("bundle", f"{error.strerror}: {path}", "Give a file that can be read.") from error
+_read = partial(read_bytes, argument="bundle", remedy="Give a file that can be read.")
 
 
 def _check_authority(certificate: bytes) -> None:
@@ -295,3 +330,93 @@ def _check_authority(certificate: bytes) -> None:
         fingerprint(certificate)
     except ValueError as error:
         raise InputError("authority", str(error), "Give the authority's certificate, authority.pem.") from error
+
+
+UNIT_TEXT = """\
+[Unit]
+Description=fedpdmc site
+Wants=network-online.target
+After=network-online.target
+
+[Service]
+User={user}
+WorkingDirectory={folder}
+ExecStart={command}
+Restart=on-failure
+RestartSec=10
+# Exit status 2 (refused): an operator must act, so do not restart.
+RestartPreventExitStatus=2
+UMask=0077
+LimitNOFILE=65536
+# Write access: the study's folder, the folder of the ledger, and a cache of compiled programs.
+ProtectSystem=strict
+ProtectHome={home}
+ReadWritePaths={writes}
+CacheDirectory=fedpdmc
+Environment=XDG_CACHE_HOME=%C/fedpdmc
+PrivateTmp=true
+PrivateDevices=true
+PrivateUsers=true
+# Permissions: open sockets and compute. JAX compiles, so memory must be allowed to become executable, and reads
+# /proc/cpuinfo: hiding it (ProcSubset) could change the last bits.
+CapabilityBoundingSet=
+NoNewPrivileges=true
+RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX
+RestrictNamespaces=true
+RestrictRealtime=true
+RestrictSUIDSGID=true
+LockPersonality=true
+SystemCallArchitectures=native
+SystemCallFilter=@system-service
+SystemCallFilter=~@privileged @resources
+SystemCallErrorNumber=EPERM
+ProtectClock=true
+ProtectControlGroups=true
+ProtectHostname=true
+ProtectKernelLogs=true
+ProtectKernelModules=true
+ProtectKernelTunables=true
+ProtectProc=invisible
+RemoveIPC=true
+DevicePolicy=closed
+KeyringMode=private
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+def site_unit(user: str, folder: Path, command: Sequence[str], writes: Sequence[Path]) -> str:
+    """A unit that runs a command in a folder.
+
+    Parameters
+    ----------
+    user : str
+    folder : Path
+        The study's, absolute.
+    command : sequence of str
+        The program, absolute, and its arguments.
+    writes : sequence of Path
+        What it may write.
+    """
+    needed = [folder, Path(command[0]), *writes]
+    at_home = any(path.is_relative_to(home) for path in needed for home in ("/home", "/root", "/run/user"))
+    return UNIT_TEXT.format(
+        user=user,
+        folder=_specifiers(str(folder)),
+        command=" ".join(map(_word, command)),
+        home="read-only" if at_home else "true",
+        writes=" ".join(_word(str(path)) for path in writes),
+    )
+
+
+def _specifiers(text: str) -> str:
+    return text.replace("%", "%%")
+
+
+def _word(text: str) -> str:
+    """A word of a command, quoted for systemd: no specifier, variable or second word in it."""
+    plain = text.replace("\\", "\\\\").replace('"', '\\"').replace("$", "$$")
+    plain = _specifiers(plain).replace("\n", "\\n").replace("\t", "\\t")
+    safe = plain == text and text and not any(c.isspace() or c in "'\";" for c in text)
+    return plain if safe else f'"{plain}"'

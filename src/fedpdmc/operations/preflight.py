@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import abc
+import base64
 import datetime
+import http.client
 import os
 import shutil
+import socket
+import ssl
+import threading
 import time
-from collections.abc import Callable, Sequence
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from cryptography.exceptions import InvalidSignature
 
 from fedpdmc._jax.precision import double_precision
-from fedpdmc.certificates.keys import COORDINATOR, Credentials, certificate_name, read_credentials
-from fedpdmc.certificates.pem import read_certificate
+from fedpdmc.certificates import COORDINATOR, Credentials, certificate_name, read_certificate, read_credentials
 from fedpdmc.errors import FedPDMCError, InputError, Refused
 from fedpdmc.federation import messages
 from fedpdmc.federation.grpc.tls import check_loopback, check_party, split_address
@@ -24,8 +31,8 @@ from fedpdmc.federation.site_agent.agent import SOFTWARE
 from fedpdmc.federation.site_agent.audit_log import Kind, read_log
 from fedpdmc.federation.site_agent.secrets import refuse_links
 from fedpdmc.federation.site_agent.start import admit
-from fedpdmc.operations.network_probes import TIMEOUT, bind, dial, handshake, handshake_with_self
 from fedpdmc.study import Study, read_policy, read_study
+from fedpdmc.study.description import choice
 from fedpdmc.study.read_data import site_records
 
 # Seconds by which the clocks of two machines may differ.
@@ -55,7 +62,7 @@ class Finding(NamedTuple):
         return f"{mark:<5}{self.what}: {self.words}"
 
 
-class Step(NamedTuple):
+class PreflightStep(NamedTuple):
     """One check: ``check()`` returns what it found, or raises. ``needs`` names the steps that must have succeeded."""
 
     what: str
@@ -63,7 +70,7 @@ class Step(NamedTuple):
     needs: tuple[str, ...] = ()
 
 
-def run_steps(steps: Sequence[Step]) -> list[Finding]:
+def run_steps(steps: Sequence[PreflightStep]) -> list[Finding]:
     """Run the steps in order. A failure does not stop steps that do not depend on it."""
     findings, good = [], set()
     for what, check, needs in steps:
@@ -104,7 +111,7 @@ class Check(abc.ABC):
         self.credentials: Credentials | None = None
 
     @abc.abstractmethod
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[PreflightStep]:
         """The checks, in the order in which problems are best fixed."""
 
     def findings(self) -> list[Finding]:
@@ -153,22 +160,22 @@ class SiteCheck(Check):
         # Filled by the step "coordinator": its certificate, clock difference with its error, and software.
         self.shown, self.skew, self.skew_error, self.other = b"", 0.0, 0.0, ""
 
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[PreflightStep]:
         """Local files first, then the network."""
         return [
-            Step("contract", self._contract),
-            Step("data", self._data, ("contract",)),
-            Step("policy", self._policy, ("contract", "data")),
-            Step("ledger", self._ledger, ("contract", "policy")),
-            Step("certificate", self._certificate),
-            Step("address", self._address),
-            Step("TLS", self._tls, ("certificate", "address")),
-            Step("coordinator's certificate", self._coordinator_certificate, ("TLS",)),
-            Step("coordinator", self._coordinator, ("contract", "TLS")),
-            Step("clock", self._clock, ("coordinator",)),
-            Step("versions", self._versions, ("coordinator",)),
-            Step("store", self._store, ("contract",)),
-            Step("disk", self._disk),
+            PreflightStep("contract", self._contract),
+            PreflightStep("data", self._data, ("contract",)),
+            PreflightStep("policy", self._policy, ("contract", "data")),
+            PreflightStep("ledger", self._ledger, ("contract", "policy")),
+            PreflightStep("certificate", self._certificate),
+            PreflightStep("address", self._address),
+            PreflightStep("TLS", self._tls, ("certificate", "address")),
+            PreflightStep("coordinator's certificate", self._coordinator_certificate, ("TLS",)),
+            PreflightStep("coordinator", self._coordinator, ("contract", "TLS")),
+            PreflightStep("clock", self._clock, ("coordinator",)),
+            PreflightStep("versions", self._versions, ("coordinator",)),
+            PreflightStep("store", self._store, ("contract",)),
+            PreflightStep("disk", self._disk),
         ]
 
     def _contract(self) -> str:
@@ -223,15 +230,15 @@ class SiteCheck(Check):
 
         hello = messages.encode(messages.Hello(self.name, self.study.digest, SOFTWARE))
         began = time.time()
-        told = inquire(self.address, self.credentials, hello, self.server_name, TIMEOUT)
+        answer = inquire(self.address, self.credentials, hello, self.server_name, TIMEOUT)
         ended = time.time()
         ask = "Ask the operator of the coordinator."
-        if isinstance(told, messages.Refusal):
-            raise Refused(self.name, told.code, REFUSALS.get(told.code, ask))
-        if not isinstance(told, messages.Checked):
-            raise InputError("coordinator", f"a {type(told).__name__} message", ask)
-        self.skew, self.skew_error = told.clock - (began + ended) / 2, (ended - began) / 2
-        self.other = told.software
+        if isinstance(answer, messages.Refusal):
+            raise Refused(self.name, answer.code, REFUSALS.get(answer.code, ask))
+        if not isinstance(answer, messages.Checked):
+            raise InputError("coordinator", f"a {type(answer).__name__} message", ask)
+        self.skew, self.skew_error = answer.clock - (began + ended) / 2, (ended - began) / 2
+        self.other = answer.software
         return "has the same contract and would admit this site"
 
     def _clock(self) -> str:
@@ -259,8 +266,8 @@ class SiteCheck(Check):
                 found = "the log of another contract or site"
                 raise InputError("store", found, "Give every site and study its own store.")
         changed = versions.differences(entries)
-        said = f"; written with {', '.join(changed)}: the last bits may differ" if changed else ""
-        return f"{self.store}: a log of {len(entries):,} entries, intact{said}"
+        note = f"; written with {', '.join(changed)}: the last bits may differ" if changed else ""
+        return f"{self.store}: a log of {len(entries):,} entries, intact{note}"
 
 
 class CoordinatorCheck(Check):
@@ -269,23 +276,24 @@ class CoordinatorCheck(Check):
     def __init__(self, study: Path, *, listen: str, keys: Path | None, store: Path):
         super().__init__(study, COORDINATOR, listen, "listen", keys, store)
 
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[PreflightStep]:
         """Local files first, then the network."""
         return [
-            Step("contract", self._contract),
-            Step("certificate", self._certificate),
-            Step("address", self._address),
-            Step("TLS", self._tls, ("certificate", "address")),
-            Step("clock", self._clock, ("certificate",)),
-            Step("versions", installed_versions),
-            Step("store", self._store, ("contract",)),
-            Step("disk", self._disk),
+            PreflightStep("contract", self._contract),
+            PreflightStep("certificate", self._certificate),
+            PreflightStep("address", self._address),
+            PreflightStep("TLS", self._tls, ("certificate", "address")),
+            PreflightStep("clock", self._clock, ("certificate",)),
+            PreflightStep("versions", installed_versions),
+            PreflightStep("store", self._store, ("contract",)),
+            PreflightStep("disk", self._disk),
         ]
 
     def _contract(self) -> str:
         self.study = read_study(self.path)
         sites = ", ".join(self.study.sites)
-        return f"{self.study.name!r}, sites {sites}, SHA-256 {self.study.digest.hex()}"
+        words = f"{self.study.name!r}, sites {sites}, SHA-256 {self.study.digest.hex()}"
+        return "; ".join([words, *choice(self.study)])
 
     def _address(self) -> str:
         with bind(self.address):
@@ -345,3 +353,122 @@ def validity(certificate: bytes) -> str:
         raise InputError(which, f"expired at {last:%Y-%m-%d %H:%M} UTC", remedy)
     soon = f" ({(last - now).days} days: renew it soon)" if last - now < datetime.timedelta(days=EXPIRES_SOON) else ""
     return f"valid until {last:%Y-%m-%d %H:%M} UTC{soon}"
+
+
+# Seconds allowed for one step on the network.
+TIMEOUT = 15.0
+
+
+@contextmanager
+def dial(address: str) -> Iterator[socket.socket]:
+    """A connection to an address, through the proxy that the environment names for it, as gRPC does."""
+    host, port = split_address(address, "coordinator")
+    proxy = None if urllib.request.proxy_bypass(host) else urllib.request.getproxies().get("https")
+    try:
+        if proxy is None:
+            connection = socket.create_connection((host.strip("[]"), port), TIMEOUT)
+        else:
+            connection = _dial_through_proxy(proxy, host, port)
+    except OSError as error:
+        way = "" if proxy is None else " through the proxy in https_proxy"
+        remedy = "Check the address, the firewall, and that the coordinator is running."
+        raise InputError("coordinator", f"{address} cannot be reached{way}: {error}", remedy) from error
+    with connection:
+        yield connection
+
+
+def _dial_through_proxy(proxy: str, host: str, port: int) -> socket.socket:
+    parts = urllib.parse.urlsplit(proxy)
+    if parts.hostname is None:
+        raise OSError("https_proxy is not an http:// address")
+    connection = http.client.HTTPConnection(parts.hostname, parts.port or 80, timeout=TIMEOUT)
+    headers = {}
+    if parts.username is not None:
+        user = f"{urllib.parse.unquote(parts.username)}:{urllib.parse.unquote(parts.password or '')}"
+        headers = {"Proxy-Authorization": "Basic " + base64.b64encode(user.encode()).decode()}
+    connection.set_tunnel(host, port, headers)
+    connection.connect()
+    assert connection.sock is not None
+    return connection.sock
+
+
+def handshake(
+    address: str, credentials: Credentials, server_name: str, mutual: bool = True
+) -> tuple[bytes, str | None]:
+    """The server's certificate in PEM and the TLS version, if both sides accept each other's certificate."""
+    context = ssl.create_default_context(cadata=credentials.authority.decode())
+    # As gRPC does: an institution's authority need not have all extensions that newer versions of Python require.
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    context.set_alpn_protocols(["h2"])
+    if mutual:
+        _load_certificate(context, credentials)
+    with dial(address) as raw:
+        try:
+            with context.wrap_socket(raw, server_hostname=server_name) as tls:
+                # Under TLS 1.3 the server checks our certificate after our side has finished. Its first byte shows the
+                # result.
+                if not tls.recv(1):
+                    raise ssl.SSLError("the connection was closed")
+                return ssl.DER_cert_to_PEM_cert(tls.getpeercert(True) or b"").encode(), tls.version()
+        except ssl.SSLCertVerificationError as error:
+            remedy = (
+                "The coordinator must renew its certificate. Also check this machine's clock."
+                if "expired" in error.verify_message or "not yet" in error.verify_message
+                else f"It must be signed by this party's authority.pem and name {server_name!r} (--server-name)."
+            )
+            raise InputError("TLS", f"the coordinator's certificate: {error.verify_message}", remedy) from error
+        except OSError as error:
+            reason = getattr(error, "reason", None) or error
+            remedy = (
+                "The coordinator does not accept this certificate, or this is not a coordinator. Compare authority.pem "
+                "and the certificates' dates on both sides."
+            )
+            raise InputError("TLS", f"no handshake with {address}: {reason}", remedy) from error
+
+
+def handshake_with_self(address: str, credentials: Credentials) -> str | None:
+    """The TLS version of a handshake with ourselves, on the address that a coordinator is about to listen on."""
+    with bind(address) as server:
+        host, port = server.getsockname()[:2]
+        thread = threading.Thread(target=_serve_one_connection, args=(server, credentials), daemon=True)
+        thread.start()
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        own = certificate_name(credentials.certificate)
+        _, version = handshake(f"{host}:{port}", credentials, own, mutual=False)
+        thread.join(TIMEOUT)
+    return version
+
+
+@contextmanager
+def bind(address: str) -> Iterator[socket.socket]:
+    """A socket that listens on an address for a moment."""
+    host, port = split_address(address, "listen")
+    bare = host.strip("[]")
+    try:
+        family = socket.AF_INET6 if ":" in bare else socket.AF_INET
+        server = socket.create_server((bare, port), family=family)
+    except OSError as error:
+        remedy = "Give a free address of this host. If a coordinator is already running there, stop it first."
+        raise InputError("listen", f"{address} cannot be bound: {error}", remedy) from error
+    with server:
+        server.settimeout(TIMEOUT)
+        yield server
+
+
+def _serve_one_connection(server: socket.socket, credentials: Credentials) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        _load_certificate(context, credentials)
+        raw, _ = server.accept()
+        raw.settimeout(TIMEOUT)
+        with context.wrap_socket(raw, server_side=True) as tls:
+            tls.sendall(b"\0")
+            tls.recv(1)
+    except OSError:
+        # The client reports what went wrong.
+        return
+
+
+def _load_certificate(context: ssl.SSLContext, credentials: Credentials) -> None:
+    assert credentials.folder is not None
+    context.load_cert_chain(credentials.folder / "certificate.pem", credentials.folder / "key.pem")

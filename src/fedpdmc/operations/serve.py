@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from fedpdmc.certificates.keys import COORDINATOR, read_credentials
+from fedpdmc.certificates import COORDINATOR, read_credentials
 from fedpdmc.errors import InputError
 from fedpdmc.federation.site_agent.start import open_agent
 from fedpdmc.operations.status import SiteBoard, Watching, watched

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -39,6 +40,34 @@ def to_bernstein(count: int, parts: int) -> np.ndarray:
     basis = bernstein_basis(u, degree)
     inside = [np.polynomial.chebyshev.chebvander(2 * (j + u) / parts - 1, degree) for j in range(parts)]
     return np.stack([np.linalg.solve(basis, values @ to_coefficients(count)) for values in inside])
+
+
+class RateCurve(NamedTuple):
+    """The signed rate ``r(s)`` on a piece ``[0, length]`` of the path as a polynomial: ``|r − p| ≤ error``, proved.
+
+    Attributes
+    ----------
+    values : (K, C), or (M, K, C) for M sites
+        ``p``, of degree K − 1, at the Chebyshev nodes of the piece.
+    error : (C,), or (M, C)
+    length : (C,)
+    """
+
+    values: Float[Array, "*M K C"]
+    error: Float[Array, "*M C"]
+    length: Float[Array, " C"]
+
+    def at(self, s: Float[Array, " C"]) -> Float[Array, " C"]:
+        """``p`` of one site; where the piece has no length, in its middle."""
+        known = self.length > 0
+        return interpolant(self.values, jnp.where(known, s / jnp.where(known, self.length, 1.0), 0.5))
+
+    def ceilings(self, parts: int) -> Float[Array, "J *M C"]:
+        """Upper bounds of the rates on equal parts of the piece: the largest Bernstein coefficient plus the error, or 0."""
+        values = jnp.moveaxis(self.values, -2, 0)
+        nodes = values.shape[0]
+        corners = jnp.asarray(to_bernstein(nodes, parts).reshape(-1, nodes)) @ values.reshape(nodes, -1)
+        return jnp.maximum(jnp.max(corners.reshape(parts, *values.shape), 1) + self.error, 0.0)
 
 
 def interpolant(values: Float[Array, "K C"], part: Float[Array, " C"]) -> Float[Array, " C"]:

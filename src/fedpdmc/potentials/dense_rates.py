@@ -26,21 +26,58 @@ from __future__ import annotations
 import abc
 import functools
 import math
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
 from jaxtyping import Array, Float, Float32, Int
 
 from fedpdmc._jax.by_numpy import once
 from fedpdmc._jax.compilation import on_device
-from fedpdmc.potentials.chebyshev import chebyshev_nodes
+from fedpdmc.potentials.chebyshev import RateCurve, chebyshev_nodes
 from fedpdmc.potentials.linear_predictor import LinearPredictor
 from fedpdmc.potentials.losses import Loss
-from fedpdmc.potentials.record_blocks import TILE, TILE_OF_PRODUCTS, UNROLLED, filled_blocks, packed
+
+# Records that one turn of the loop takes on a processor, and those summed in 32 bits.
+UNROLLED, BLOCK = 8, 256
+# Records that the kernel takes at a time and chains of a program, where it makes the predictors and where it does not.
+TILE, TILE_OF_PRODUCTS = (4, 128), (4, 64)
+# On a GPU: records of a block, at least and at most, and programs that keep it busy.
+LEAST_WIDE, MOST_WIDE, PROGRAMS = 64, 4096, 2048
+
+
+def count_records(potential: LinearPredictor) -> int:
+    """Records that see a parameter: the others add nothing."""
+    return int(np.count_nonzero(np.any(np.asarray(potential.design), axis=1)))
+
+
+def blocking(count: int, wide: bool = False, chains: int = 1024) -> tuple[int, int]:
+    """How many blocks of how many records."""
+    most = BLOCK
+    if wide:
+        most = min(max(count * -(-chains // TILE[1]) // PROGRAMS, LEAST_WIDE), MOST_WIDE)
+    step = max(UNROLLED, 2 ** (max(count, 1).bit_length() - 1) // 32)
+    padded = -(-max(count, 1) // step) * step
+    blocks = -(-padded // most)
+    return blocks, -(-padded // (blocks * UNROLLED)) * UNROLLED
+
+
+def packed(x: np.ndarray, shape: tuple[int, int]) -> Float32[Array, "B b m"]:
+    """Rows in blocks, padded with zeros: a record of zeros adds nothing to rate and error."""
+    padded = np.zeros((math.prod(shape), x.shape[1]), np.float32)
+    padded[: x.shape[0]] = x
+    return on_device(padded.reshape(*shape, -1))
+
+
+def filled_blocks(x: np.ndarray, shape: tuple[int, int]) -> Int[Array, ""]:
+    """How many blocks `packed` rows fill."""
+    return on_device(np.asarray(-(-x.shape[0] // shape[1])))
+
 
 # Reach of a record's polynomial in units of |ξ|: ``r²/(2|ξ|²)`` is exponential in the reference, so e^{−4.5} of all r are
 # beyond. The error is proportional to its n-th power, and beyond it grows like ``T_n(r/ϱ)``.
@@ -63,13 +100,6 @@ DEGREES = (4, 5, 6, 7, 8, 10, 12)
 AT_A_TIME = 2**14
 
 
-class Curves(NamedTuple):
-    """The signed rates of every site and chain at the Chebyshev nodes of the piece, and the error of their interpolant."""
-
-    values: Float[Array, "G K C"]
-    error: Float[Array, "G C"]
-
-
 class RecordCurves(eqx.Module):
     """The records of a site in blocks, and the pass over them. Subclasses define what a record adds.
 
@@ -87,7 +117,11 @@ class RecordCurves(eqx.Module):
         ``K``.
     wide : bool
         Whether the sums are made for a GPU, by one kernel (`dense_rates_kernel`).
+    passes : int
+        Passes over the records on a piece.
     """
+
+    passes: ClassVar[int] = 1
 
     rows: Float32[Array, "*G B b d"]
     terms: Float32[Array, "*G B b m"]
@@ -104,7 +138,7 @@ class RecordCurves(eqx.Module):
     def _error(self, alpha, beta, slip, c) -> Array:
         """What it adds to the error, for the longest piece and so for all; ``slip`` is ``γ_{c+6} |(a, v)|``."""
 
-    def along(self, a: Float[Array, "d C"], v: Float[Array, "d C"], length: Float[Array, " C"]) -> Curves:
+    def along(self, a: Float[Array, "d C"], v: Float[Array, "d C"], length: Float[Array, " C"]) -> RateCurve:
         """The curves from ``(a, v)`` on, of stacked sites: one pass over the records for all chains."""
         size = jnp.sqrt(jnp.sum(a * a, 0) + jnp.sum(v * v, 0))
         angle = 0.5 * length * (chebyshev_nodes(self.nodes)[:, None] + 1)
@@ -116,12 +150,12 @@ class RecordCurves(eqx.Module):
             narrow(jnp.concatenate([a, v], 1)), narrow(cos), narrow(sin), narrow(slip)
         )  # fmt: skip
         largest = jnp.max(jnp.abs(values), 1)
-        return Curves(values, ROOM * error + self.exact[:, None] * size * (1 + size) + 1e-12 * largest + 1e-300)
+        error = ROOM * error + self.exact[:, None] * size * (1 + size) + 1e-12 * largest + 1e-300
+        return RateCurve(values, error, length)
 
     def _by_kernel(self, both, cos, sin, slip):
         """One kernel for all blocks of all sites."""
         # Not needed on a processor, and slow to import.
-        from fedpdmc.potentials.dense_rates_kernel import summed
 
         (sites, blocks), interpret = self.rows.shape[:2], jax.default_backend() == "cpu"
         rows, terms = (x.reshape(sites * blocks, *x.shape[2:]) for x in (self.rows, self.terms))
@@ -212,13 +246,11 @@ class InterpolatedCurves(RecordCurves):
 
 
 def _in_parts(x: Float32[Array, "*n C"], parts: int) -> Float32[Array, "p *n c"]:
-    """The chains in parts of one size, filled up with zeros."""
     filled = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % parts)])
     return jnp.moveaxis(filled.reshape(*x.shape[:-1], parts, -1), -2, 0)
 
 
 def _product(rows: Float32[Array, "b d"], both: Float32[Array, "d n"]) -> Float32[Array, "b n"]:
-    """Product with the design, some columns at a time."""
     return functools.reduce(jnp.add, _products(rows, both))
 
 
@@ -287,7 +319,7 @@ def _grouped(coefficients: np.ndarray, lowest: int) -> np.ndarray:
     return k
 
 
-class Local(NamedTuple):
+class RecordPolynomials(NamedTuple):
     """Records without their padding, in 64 bits: their polynomials, and the coefficients of the parts of their errors."""
 
     design: np.ndarray
@@ -305,7 +337,7 @@ class Local(NamedTuple):
 
 def local_terms(
     potential: LinearPredictor, degree: int, nodes: int, block: int, some: np.ndarray | None = None
-) -> Local:
+) -> RecordPolynomials:
     """The polynomials and the coefficients of their errors; of ``some`` records, or of all that see a parameter."""
     design = np.asarray(potential.design)
     size = np.linalg.norm(design, axis=1)
@@ -313,7 +345,8 @@ def local_terms(
     design, reach = design[own], SPREAD * size[own]
     offset, response = np.asarray(potential.offset)[own], np.asarray(potential.response)[own]
     y = chebyshev_nodes(degree)
-    first = slopes(potential.loss, offset[:, None] + reach[:, None] * y, response[:, None])[0]
+    weight = np.ones(len(own)) if potential.weight is None else np.asarray(potential.weight)[own]
+    first = weight[:, None] * slopes(potential.loss, offset[:, None] + reach[:, None] * y, response[:, None])[0]
     if potential.control is not None:
         point, slope, curvature = (x[own, None] for x in np.asarray(potential.control))
         first = first - slope - curvature * (offset[:, None] + reach[:, None] * y - point)
@@ -321,14 +354,16 @@ def local_terms(
     c = (first * reach[:, None]) @ to_monomials.T
     growth = potential.loss.growth
     (order,) = by_record(lambda z, y: (potential.loss.beyond(degree + 1, z, y),), offset, response)
-    space = reach * np.exp(growth * reach) * order / math.factorial(degree) * reach**degree * 2.0 ** (1 - degree)
+    space = (
+        reach * np.exp(growth * reach) * weight * order / math.factorial(degree) * reach**degree * 2.0 ** (1 - degree)
+    )
     # The coefficients' own rounding, in 64 bits.
     space += ULPS * 2.0**degree * np.abs(first).max(1, initial=0.0) * reach
     mass, powers = np.abs(c), np.arange(1, degree + 1)
     rounding = _grouped(LEBESGUE * (block + 2 * degree + 8) * ROUNDOFF * ROOM * mass, 1) + _grouped(space[:, None], 1)
     time, slips = _grouped(mass / powers * tau, 1), _grouped(LEBESGUE * mass * powers, 0)
     grows = growth * reach[:, None] if growth > 0 else np.zeros((len(reach), 0))
-    return Local(design / reach[:, None], c, ROOM * rounding, ROOM * time, ROOM * slips, grows)
+    return RecordPolynomials(design / reach[:, None], c, ROOM * rounding, ROOM * time, ROOM * slips, grows)
 
 
 def interpolated_curves(
@@ -346,8 +381,9 @@ def exact_rounding(potential: LinearPredictor) -> Float[Array, ""]:
     """Some units in the last place of all terms of ``Σ ρ' ξ·v`` in 64 bits, before they cancel."""
     size = np.linalg.norm(np.asarray(potential.design), axis=1)
     offset, response = np.asarray(potential.offset), np.asarray(potential.response)
+    weight = 1.0 if potential.weight is None else np.asarray(potential.weight)
     first, second = map(np.abs, slopes(potential.loss, offset, response))
-    terms = 1 + np.abs(response) + first + second * (np.abs(offset) + size)
+    terms = weight * (1 + np.abs(response) + first + second * (np.abs(offset) + size))
     if potential.control is not None:
         point, slope, curvature = np.abs(np.asarray(potential.control))
         terms = terms + slope + curvature * (np.abs(offset) + point + size)
@@ -374,3 +410,254 @@ def slopes(loss: Loss, z: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
 @once
 def _slopes(loss: Loss, z, y):
     return loss.first(z, y), loss.second(z, y)
+
+
+# On a GPU --------------------------------------------------------------------------------------------------------------
+
+
+# Threads of a program, in units of 32.
+WARPS = 4
+# Numbers of the products that are in memory at a time.
+MOST_NUMBERS = 2**27
+
+Sums = tuple[Float32[Array, "B K C"], Float32[Array, "B C"]]
+
+
+def summed(
+    value: Callable,
+    error: Callable,
+    rows: Float32[Array, "B b d"],
+    terms: Float32[Array, "B b m"],
+    both: Float32[Array, "d two_C"],
+    of_chains: tuple[Float32[Array, "K C"], Float32[Array, "K C"], Float32[Array, " C"]],
+    tile: tuple[int, int],
+    products: Callable[..., Sequence[Float32[Array, "n two_C"]]] | None = None,
+    interpret: bool = False,
+) -> Sums:
+    """Sums of ``value(α, β, cos, sin, c)`` and ``error(α, β, slip, c)`` over the records of every block.
+
+    ``of_chains`` are the cosines, sines and slip. A ``tile`` is the records that are taken at a time, of which a
+    block has a multiple, and the chains of a program. ``products(rows, both)`` are the parts whose sum is ``(α, β)``; where
+    there is none the kernel multiplies.
+    """
+    chains, blocks, dim = both.shape[1] // 2, rows.shape[0], rows.shape[2]
+    beyond = -chains % tile[1]
+
+    def padded(x):
+        return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, beyond)]) if beyond else x
+
+    halves = padded(both[:, :chains]), padded(both[:, chains:])
+    sums = functools.partial(_sums, value, error, tile, interpret, [padded(x) for x in of_chains])
+    if products is None:
+        found = sums(_by_column, terms, *halves, rows)
+    else:
+        joined = jnp.concatenate(halves, 1) if beyond else both
+        at_a_time = _at_a_time(blocks, MOST_NUMBERS // (rows.shape[1] * joined.shape[1]))
+
+        def some(args):
+            rows, terms = args
+            parts = products(rows.reshape(-1, dim), joined)
+            return sums(_by_part, terms, *(x.reshape(*rows.shape[:2], -1) for x in parts))
+
+        turns = [x.reshape(blocks // at_a_time, at_a_time, *x.shape[1:]) for x in (rows, terms)]
+        found = jax.lax.map(some, tuple(turns)) if at_a_time < blocks else some((rows, terms))
+        found = [x.reshape(blocks, *x.shape[x.ndim - k :]) for x, k in zip(found, (2, 1), strict=True)]
+    values, errors = found
+    return values[..., :chains], errors[..., :chains]
+
+
+def _at_a_time(blocks: int, most: int) -> int:
+    """The largest divisor of the number of blocks that is not above ``most``, or one."""
+    return max(k for k in range(1, blocks + 1) if blocks % k == 0 and k <= max(most, 1))
+
+
+def _by_column(arrays, block, here, first, own_chains):
+    """Predictors from positions, velocities and the design."""
+    *halves, rows = arrays
+    x = [rows[block, here, j][:, None] for j in range(rows.shape[2])]
+    own = pl.ds(first, own_chains)
+    return (functools.reduce(jnp.add, [x[j] * y[j, own][None] for j in range(len(x))]) for y in halves)
+
+
+def _by_part(parts, block, here, first, own_chains):
+    """Predictors from the parts of the products: of positions, then of velocities."""
+    places = pl.ds(first, own_chains), pl.ds(first + parts[0].shape[2] // 2, own_chains)
+    return (functools.reduce(jnp.add, [x[block, here, own] for x in parts]) for own in places)
+
+
+def _sums(value, error, tile, interpret, of_chains, predictors, terms, *arrays) -> Sums:
+    """The kernel; ``predictors`` makes (α, β) of a tile from the arrays."""
+    (blocks, records, count), (nodes, width), (at_a_time, own_chains) = terms.shape, of_chains[0].shape, tile
+
+    def kernel(cos, sin, slip, terms, *rest):
+        *arrays, values, errors = rest
+        first, block = pl.program_id(0) * own_chains, pl.program_id(1)
+        own = pl.ds(first, own_chains)
+        angles = [(cos[k, own][None], sin[k, own][None]) for k in range(nodes)]
+        size = slip[own][None]
+
+        def some(i, totals):
+            here = pl.ds(i * at_a_time, at_a_time)
+            c = [terms[block, here, k][:, None] for k in range(count)]
+            alpha, beta = predictors(arrays, block, here, first, own_chains)
+            new = [value(alpha, beta, *angle, c) for angle in angles]
+            return tuple(x + y for x, y in zip(totals, (*new, error(alpha, beta, size, c)), strict=True))
+
+        zero = jnp.zeros(tile, jnp.float32)
+        totals = jax.lax.fori_loop(jnp.int32(0), jnp.int32(records // at_a_time), some, (zero,) * (nodes + 1))
+        for k in range(nodes):
+            values[block, k, own] = jnp.sum(totals[k], 0)
+        errors[block, own] = jnp.sum(totals[nodes], 0)
+
+    values, errors = pl.pallas_call(
+        kernel,
+        out_shape=[jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((blocks, nodes, width), (blocks, width))],
+        grid=(width // own_chains, blocks),
+        interpret=interpret,
+        compiler_params=triton.CompilerParams(num_warps=WARPS, num_stages=1),
+    )(*of_chains, terms, *arrays)
+    return values, errors
+
+
+# Of the logistic loss --------------------------------------------------------------------------------------------------
+
+
+KAPPA = 1 / (6 * math.sqrt(3))
+# The exponential of 32 bits: the largest argument, log 2 in two parts of which the first has few digits, and its error.
+LARGEST, LN2_HIGH, LN2_LOW = 87.0, 0.693359375, -2.12194440e-4
+EXPONENTIAL_ULPS = 10.0
+# The majorant of G: number of coefficients, largest r and number of points of the comparison, and the range of r in which
+# it should be close.
+POWERS, FITTED, POINTS, LEAST_USUAL, MOST_USUAL = 8, 16.0, 4000, 0.1, 4.0
+# Strips |Im δ| ≤ S that are tried, as shares of π.
+STRIPS = (0.5, 0.6, 0.7, 0.76, 0.82, 0.87, 0.91, 0.95)
+
+
+class LogisticCurves(RecordCurves):
+    """Logistic records evaluated at the nodes: ``rows`` are ``ξ_i``.
+
+    ``terms`` are ``ẑ, e, s``, then for the error ``|ξ|²``, three coefficients of r² and two of the product's rounding;
+    ``higher`` are the coefficients that all records share.
+    """
+
+    higher: tuple[float, ...] = eqx.field(static=True)
+
+    def _value(self, alpha, beta, cos, sin, c):
+        """``(σ(ẑ + δ) − e − s δ) δ'``."""
+        delta = alpha * cos + beta * sin
+        rest = 1 / (1 + exponential(-(c[0] + delta))) - c[1] - c[2] * delta
+        return rest * (beta * cos - alpha * sin)
+
+    def _error(self, alpha, beta, slip, c):
+        """A polynomial of r², with room for what is true and what is computed."""
+        q = jnp.float32(1.001) * (alpha * alpha + beta * beta) + jnp.float32(9100.0) * (slip * slip) * c[3]
+        total = jnp.float32(self.higher[-1])
+        for coefficient in self.higher[-2::-1]:
+            total = total * q + jnp.float32(coefficient)
+        return c[4] + q * (c[5] + q * (c[6] + q * total)) + slip * (c[7] + c[8] * q)
+
+
+def exponential(x: Float32[Array, "*shape"]) -> Float32[Array, "*shape"]:
+    """``e^x`` of ``|x| ≤ 87``, larger ones cut, in 32 bits with a relative error of at most ten units of roundoff.
+
+    ``x = n log 2 + f`` with ``|f| < 0.35``: n times the first part of log 2 is exact, what is left has an error below u, and
+    Taylor's polynomial of degree 6 leaves ``0.35⁷/7! e^{0.35} < 3u``; Horner's rule adds less than 3u, and ``2^n`` is exact.
+    """
+    x = jnp.clip(x, -LARGEST, LARGEST)
+    n = jnp.floor(x * jnp.float32(1 / math.log(2)) + jnp.float32(0.5))
+    f = (x - n * jnp.float32(LN2_HIGH)) - n * jnp.float32(LN2_LOW)
+    total = jnp.float32(1 / 720)
+    for k in (120, 24, 6, 2, 1, 1):
+        total = total * f + jnp.float32(1 / k)
+    scale = jax.lax.bitcast_convert_type((n.astype(jnp.int32) + 127) << 23, jnp.float32)
+    return total * scale
+
+
+def ellipses(r: np.ndarray, nodes: int, length: float) -> np.ndarray:
+    """``G(r)``: the error of the interpolant of ``(σ(ẑ + δ) − ½) δ'`` on a piece, for every ẑ."""
+    best = 0.5 * (1 + LEBESGUE) * r
+    for share in STRIPS:
+        strip = math.pi * share
+        x = 2 / length * np.arcsinh(strip / np.maximum(r, 1e-300))
+        theta = x + np.sqrt(1 + x * x)
+        most = 0.5 * max(1.0, math.tan(strip / 2)) * np.hypot(r, strip)
+        best = np.minimum(best, 4 * most * theta ** (1.0 - nodes) / (theta - 1))
+    return best
+
+
+@functools.cache
+def majorant(nodes: int, length: float) -> tuple[float, ...]:
+    """Coefficients, none negative, of a polynomial of r² that is at least G for every r.
+
+    G and the polynomial p grow with r, so ``p(r_k) ≥ G(r_{k+1})`` on a grid is enough up to its end R. From there on
+    ``G ≤ ½(1 + Λ) r``, and p is made to exceed that at R: where ``p(0) ≤ ½ p(R)``,
+    ``p(r) ≥ p(0) + (p(R) − p(0)) (r/R)² ≥ p(R) r/R``.
+    """
+    # Slow to import.
+    from scipy.optimize import linprog
+
+    r = np.linspace(0.0, FITTED, POINTS + 1)
+    bound = ROOM * np.append(ellipses(r, nodes, length)[1:-1], 0.5 * (1 + LEBESGUE) * FITTED)
+    shares = r[:-1, None] ** (2.0 * np.arange(POWERS)) / bound[:, None]
+    # In units in which every power alone touches G from below.
+    units = 1 / shares.max(0)
+    shares = shares * units
+    usual = (shares / np.maximum(r[:-1, None], LEAST_USUAL))[r[:-1] <= MOST_USUAL].sum(0)
+    found = linprog(usual, A_ub=-shares, b_ub=-np.ones(POINTS), bounds=(0, None))
+    coefficients = np.maximum(found.x, 0.0)
+    # Whatever the program found: scaled until it holds.
+    coefficients *= ROOM * max(1.0, float(np.max(1 / (shares @ coefficients))))
+    assert shares[0, 0] * coefficients[0] * bound[0] <= 0.5 * bound[-1]
+    return tuple((coefficients * units).tolist())
+
+
+def logistic_terms(
+    potential: LinearPredictor,
+    nodes: int,
+    length: float,
+    block: int,
+    low=(0.0, 0.0, 0.0),
+    some: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The design and the terms of all records that see a parameter, or of some; ``low``: of 1, r², r⁴ in the majorant."""
+    assert potential.weight is None
+    design, (offset, response) = np.asarray(potential.design), np.asarray([potential.offset, potential.response])
+    size = np.linalg.norm(design, axis=1)
+    own = np.flatnonzero(np.any(design, 1)) if some is None else some
+    design, size, offset, response = design[own], size[own], offset[own], response[own]
+    e, s = response, np.zeros_like(size)
+    if potential.control is not None:
+        point, slope, s = np.asarray(potential.control)[:, own]
+        e = response + slope + s * (offset - point)
+    sigma = 0.5 + 0.5 * np.tanh(0.5 * offset)
+    first, second = np.abs(sigma - e) + 1e-15, np.abs(sigma * (1 - sigma) - s) + 1e-15
+    # σ' of the rounding of z = ẑ + δ, the exponential, quotient and sum of σ; e and s δ rounded, and two differences.
+    still = 0.25 * (2 * np.abs(offset) + EXPONENTIAL_ULPS) + 8 + 4 * np.abs(e)
+    moving = 1.0 + 8 * np.abs(s)
+    unit, sums = LEBESGUE * ROUNDOFF * ROOM, LEBESGUE * ROUNDOFF * ROOM * (block + 8)
+    shrink = 2 / math.factorial(nodes) * (length / 4) ** nodes
+    # Of r, r² and r³.
+    one = shrink * np.abs(0.5 - e) + unit * still + sums * first
+    two = shrink * 2.0 ** (nodes - 1) * np.abs(s) + unit * moving + sums * second
+    three = np.full_like(size, sums * 0.5 * KAPPA)
+    usual = math.sqrt(2) * size
+    by_power = [
+        low[0] + 0.5 * one * usual,
+        low[1] + 0.5 * (one / usual + three * usual) + two,
+        low[2] + 0.5 * three / usual,
+    ]
+    slips = [LEBESGUE * size * (first + second * usual), LEBESGUE * size * (second / usual + 1.5 * KAPPA)]
+    return design, np.stack([offset, e, s, *(ROOM * x for x in (size**2, *by_power, *slips))], 1)
+
+
+def logistic_curves(
+    potential: LinearPredictor, nodes: int, length: float, shape: tuple[int, int], wide: bool = False
+) -> LogisticCurves:
+    """The curves of whitened logistic records on pieces up to a length; ``shape`` as `blocking` has it."""
+    common = majorant(nodes, length)
+    design, terms = logistic_terms(potential, nodes, length, shape[1], common[:3])
+    higher = tuple(ROOM * x for x in np.trim_zeros(common[3:], "b")) or (0.0,)
+    return LogisticCurves(
+        packed(design, shape), packed(terms, shape), exact_rounding(potential),
+        filled_blocks(design, shape), nodes, wide, higher,
+    )  # fmt: skip

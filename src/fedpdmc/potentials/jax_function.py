@@ -15,14 +15,230 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from fedpdmc._jax.mapped import calls_library, mapped
-from fedpdmc.enclosures import Curve, TimeInterval, check_continuity, enclose, jump_surfaces, smoothed
-from fedpdmc.enclosures.continuity.jump_surfaces import JumpSurfaces
+from fedpdmc._jax.compilation import calls_library, mapped
+from fedpdmc.enclosures import (
+    Cell,
+    Curve,
+    Series,
+    TimeInterval,
+    assertions,
+    check_continuity,
+    enclose,
+    smoothed,
+    span,
+)
 from fedpdmc.errors import NoEnclosure
-from fedpdmc.potentials.affine_rate_cells import best_lines, fitted_line, speed
 from fedpdmc.potentials.base import Field, Potential, RateBound
 from fedpdmc.potentials.quadratic import Quadratic
-from fedpdmc.potentials.quadratic_rate_cells import POSITION_SLACK, ROOM, best_cell, fitted_cell, series_rates
+
+# On a rotation a cell is at most this long (radians).
+LONGEST = 1.0
+# Candidates that the error of a cell should add, and the maximum. With an error of ``k h²`` the work ``(1 + k h³)/h`` is
+# least if they are one half.
+AIM, MOST = 0.5, 1.0
+# A cell is tried again if it could be longer by this factor; its length changes by at most LINE_STRIDE, at most
+# LINE_ATTEMPTS times.
+LINE_MISJUDGED, LINE_STRIDE, LINE_ATTEMPTS = 8.0, 64.0, 24
+# Relative, for the rounding of the line.
+SLACK = 1e-9
+# Lengths that are tried at unit speed.
+LINE_LENGTHS = 2.0 ** np.arange(3, -13, -1)
+
+# ``(a, v, h)`` to the values in the middle of cells, the slopes there in units of half a cell, and the errors.
+Line = Callable[..., tuple[Float[Array, "C k"], Float[Array, "C k"], Float[Array, "C k"]]]
+
+
+def speed(rotating: bool, a: Float[Array, " d"], v: Float[Array, " d"]) -> Float[Array, ""]:
+    """The usual size of a coordinate's velocity on the path."""
+    square = jnp.mean(v * v) + (jnp.mean(a * a) if rotating else 0.0)
+    return jnp.sqrt(jnp.maximum(square / (2 if rotating else 1), 1e-300))
+
+
+def _bounded(line: Line, a, v, h: Float[Array, " C"]) -> tuple[RateBound, Float[Array, " C"]]:
+    """The lines above the rates on cells of these lengths, and how many candidates their errors add; not finite if unknown.
+
+    With ``τ = 2s/h − 1`` a rate is at most ``m + l τ + e``, which is ``m − l + e`` at the start and has the slope ``2 l/h``.
+    """
+    middle, lean, error = line(a, v, h)
+    error = error + SLACK * (jnp.abs(middle) + jnp.abs(lean))
+    value, slope = middle - lean + error, 2 * lean / h[:, None]
+    added = h * jnp.sum(error + 0.0 * (value + slope), -1)
+    return RateBound(value, slope, jnp.zeros_like(value), h), added
+
+
+def fitted_line(line: Line, rotating: bool, usual, a: Float[Array, "C d"], v: Float[Array, "C d"]) -> RateBound:
+    """Bound the rates on cells whose lengths are found by trial: first the usual length, then a corrected one if needed.
+
+    The length depends on the anchor alone. After a length without a finite bound only shorter ones are tried.
+    """
+    chains, longest = a.shape[0], LONGEST if rotating else jnp.inf
+    first = jnp.minimum(usual / jax.vmap(lambda one, other: speed(rotating, one, other))(a, v), longest)
+
+    def examine(bound: RateBound, added, limit):
+        """Where the length suffices, and the length to try elsewhere."""
+        finite = jnp.isfinite(added)
+        ratio = jnp.where(finite, jnp.cbrt(AIM / jnp.maximum(added, 1e-300)), 1 / LINE_STRIDE)
+        following = jnp.minimum(bound.reach * jnp.clip(ratio, 1 / LINE_STRIDE, LINE_STRIDE), limit)
+        good = finite & (added <= MOST) & (following < LINE_MISJUDGED * bound.reach)
+        return good, following
+
+    def unfinished(state):
+        count, _, _, good, _ = state
+        return (count < LINE_ATTEMPTS) & ~jnp.all(good)
+
+    def again(state):
+        count, length, limit, good, old = state
+        new, added = _bounded(line, a, v, length)
+        bound = jax.tree.map(lambda x, y: jnp.where(good if x.ndim == 1 else good[:, None], x, y), old, new)
+        limit = jnp.where(jnp.isfinite(added), limit, jnp.minimum(limit, length / LINE_STRIDE))
+        well, following = examine(new, added, limit)
+        return count + 1, jnp.where(good | well, length, following), limit, good | well, bound
+
+    # The first trial is part of the loop, so that the program is enclosed in one place only.
+    marks = jax.eval_shape(line, a, v, first)[0].shape[1]
+    zero, no = jnp.zeros((chains, marks)), jnp.zeros(chains, bool)
+    blank = RateBound(zero, zero, zero, first)
+    start = (jnp.asarray(0), first, jnp.full(chains, longest), no, blank)
+    return jax.lax.while_loop(unfinished, again, start)[-1]
+
+
+def best_lines(line: Line, rotating: bool, a: Float[Array, "n d"], v: Float[Array, "n d"]):
+    """At some points: the length of a cell that needs the least work, the rounding of the rates, and their size.
+
+    The rounding is the error of a cell of length zero.
+    """
+    pace = jax.vmap(lambda one, other: speed(rotating, one, other))(a, v)
+    longest = LONGEST if rotating else jnp.inf
+
+    def attempt(rung):
+        h = jnp.minimum(rung / pace, longest)
+        middle, _, error = line(a, v, h)
+        work = (1 + h * jnp.sum(error, -1)) / h
+        return h, jnp.where(jnp.isfinite(work), work, jnp.inf), jnp.max(error, -1), jnp.max(jnp.abs(middle), -1)
+
+    lengths, works, errors, rates = jax.lax.map(attempt, jnp.asarray([0.0, *LINE_LENGTHS]))
+    best = jnp.argmin(works[1:], 0)
+    return jnp.take_along_axis(lengths[1:], best[None], 0)[0], errors[0], rates[0]
+
+
+# Rounding error of positions and velocities along a plan, relative to the largest entry.
+POSITION_SLACK = 1e-13
+# A cell is tried again if it was too long or too short by this factor, at most ATTEMPTS times; a first guess is somewhat too
+# long, because thinning can stop before its end.
+ATTEMPTS, MISJUDGED, STRIDE, EAGER = 16, 8.0, 64.0, 1.2
+# Relative room for the rounding of the curve itself.
+ROOM = 1 + 1e-9
+# The smallest curvature that is used, and the lengths that are tried.
+LEAST, LADDER = 1e-9, 2.0 ** np.arange(0, -8, -1)
+
+
+def path(rotating: bool, a: Float[Array, " d"], v: Float[Array, " d"]) -> tuple[Series, Series]:
+    """Position and velocity along a line or a rotation, exact but for their rounding."""
+    here = jnp.full(a.shape, POSITION_SLACK * (1 + jnp.max(jnp.abs(a), initial=0.0)))
+    there = jnp.full(v.shape, POSITION_SLACK * jnp.max(jnp.abs(v), initial=0.0))
+    if rotating:
+        both = here + there
+        return Series(a, both, v, -a), Series(v, both, -a, -v)
+    return Series(a, here, v), Series(v, there)
+
+
+def reflection_rate(rate: Callable, a, v, length) -> Series:
+    """A signed rate of reflections on a rotation, as a series on a cell with bounds from both sides."""
+    return series_rates(rate, True, a, v, length)
+
+
+def series_rates(program, rotating: bool, a, v, length) -> Series:
+    """The signed rates as series on a cell."""
+    cell = Cell(length, rotating)
+    return _flattened(cell, enclose(program, cell)(*path(rotating, a, v)))
+
+
+def _flattened(cell: Cell, found: Any) -> Series:
+    """The series with ``σ`` and ``κ`` written in powers of s, and zeros for absent parts."""
+    if not isinstance(found, Series):
+        found = Series(*_ends(span(cell, found)))
+    zero = jnp.zeros(found.shape, found.dtype)
+    slope = zero if found.slope is None else found.slope
+    turn = zero if found.turn is None else found.turn
+    low, high = (zero, zero) if found.low is None else (found.low, found.high)
+    if cell.rotating:
+        # slope sin s ∈ slope s + slope s² [−h/6, 0], and turn κ ∈ turn s² [least, ½].
+        bend = -slope * cell.length / 6
+        low, high = low + jnp.minimum(bend, 0.0), high + jnp.maximum(bend, 0.0)
+        one, other = cell.least_turn * turn, 0.5 * turn
+        low, high = low + jnp.minimum(one, other), high + jnp.maximum(one, other)
+    return Series(found.value, found.error, slope, None, low, high)
+
+
+def _ends(interval):
+    middle = 0.5 * (interval.lo + interval.hi)
+    return middle, jnp.maximum(interval.hi - middle, middle - interval.lo)
+
+
+def best_cell(program, rotating: bool, a, v):
+    """At a point: the length with the least ``1/h + ¼ k(h) h²`` among some, the rounding of the rates and their size."""
+
+    # One loop, so that the program is enclosed once: a cell of length zero shows which lengths to try.
+    def tried(longest, rung):
+        h = longest * rung
+        found = series_rates(program, rotating, a, v, h)
+        bend, _, bound = _examine(found, h)
+        first = jnp.minimum(2 * jnp.cbrt(2 / jnp.maximum(bend, LEAST)), LONGEST if rotating else jnp.inf)
+        work = jnp.nan_to_num(1 / h + jnp.sum(bound.curve) * h * h / 4 + jnp.sum(found.error), nan=jnp.inf)
+        largest = jnp.max(found.error), jnp.max(jnp.abs(found.value))
+        return jnp.where(rung == 0, first, longest), (h, work, *largest)
+
+    _, (lengths, works, errors, rates) = jax.lax.scan(tried, jnp.ones(()), jnp.asarray([0.0, *LADDER]))
+    return lengths[1:][jnp.argmin(works[1:])], errors[0], rates[0]
+
+
+def attempt(program, rotating: bool, a, v, h) -> tuple[Float[Array, ""], Float[Array, ""], RateBound]:
+    """`_examine` of a cell of this length."""
+    return _examine(series_rates(program, rotating, a, v, h), h)
+
+
+def _examine(found: Series, h) -> tuple[Float[Array, ""], Float[Array, ""], RateBound]:
+    """How much the rates bend, up or down (NaN if not finite), candidates that their error adds, and their bound."""
+    bend = 2 * jnp.sum(jnp.maximum(jnp.abs(found.low), jnp.abs(found.high)))
+    bend = bend + 0.0 * jnp.sum(found.value + found.error + found.slope)
+    curve = 2 * jnp.maximum(found.high, 0.0) * ROOM
+    return bend, h * jnp.sum(found.error), RateBound(found.value + found.error, found.slope, curve, h)
+
+
+def fitted_cell(program, rotating: bool, usual, a, v) -> RateBound:
+    """Bound the rates on a cell whose length is found by trial: first the usual length, then a corrected one if needed.
+
+    With ``k`` the sum of the curvatures, ``1/h + ¼ k h²`` is least at ``h = (2/k)^{1/3}``; k counts curvature of both signs,
+    so that a cell on which all rates are concave does not suggest a longer one. Where the error alone, of comparisons that
+    are not decided, adds more than one candidate the cell is too long. The length depends on the anchor alone.
+    """
+    longest = jnp.asarray(LONGEST if rotating else jnp.inf)
+
+    def factor(state):
+        """The factor for the cell's length; after one without a finite bound only shorter ones are tried."""
+        _, limit, bend, added, bound = state
+        length = jnp.minimum(EAGER * jnp.cbrt(2 / jnp.maximum(bend, 1e-300)), limit)
+        ratio = jnp.where(bend == 0, 1.0, jnp.clip(length / bound.reach, 1 / STRIDE, STRIDE))
+        ratio = jnp.minimum(ratio, jnp.maximum(1 / jnp.maximum(added, 1.0), 1 / STRIDE))
+        return jnp.where(jnp.isfinite(bend), ratio, 1 / STRIDE)
+
+    def misjudged(state):
+        ratio = factor(state)
+        return (state[0] == 0) | (state[0] < ATTEMPTS) & ((ratio < 1 / MISJUDGED) | (ratio > MISJUDGED))
+
+    def again(state):
+        count, limit, bend, added, bound = state
+        fine = jnp.isfinite(bend) & (added <= MISJUDGED)
+        limit = jnp.where(fine, limit, jnp.minimum(limit, bound.reach / jnp.where(jnp.isfinite(bend), 2.0, STRIDE)))
+        length = jnp.where(count == 0, bound.reach, bound.reach * factor(state))
+        return count + 1, limit, *attempt(program, rotating, a, v, length)
+
+    # The first trial is part of the loop, so that the program is enclosed in one place only.
+    first = jnp.minimum(EAGER * usual / speed(rotating, a, v), longest)
+    rates = jnp.zeros(jax.eval_shape(program, a, v).shape)
+    start = (jnp.asarray(0), longest, jnp.zeros(()), jnp.zeros(()), RateBound(rates, rates, rates, first))
+    return jax.lax.while_loop(misjudged, again, start)[-1]
+
 
 # Points at which the usual length of a cell is measured, and how much larger the rounding of a rate may be than at the worst
 # of them.
@@ -175,6 +391,11 @@ class Program(Potential):
         error = jnp.broadcast_to(found.error, shape)
         return tuple(jnp.zeros(shape) if part is None else jnp.broadcast_to(part, shape) for part in parts), error
 
+    @property
+    def assertions(self) -> tuple[str, ...]:
+        """Where the user vouches for the continuity of a part of the function, which is then not shown."""
+        return assertions(self._likelihood, self.dim)
+
     def check_continuity(self, lenient: bool = False) -> None:
         """Show that the function has no jumps for these data, and that its gradient is its own; the rest is a quadratic.
 
@@ -186,16 +407,6 @@ class Program(Potential):
             Where that is not shown.
         """
         check_continuity(self._likelihood, self.dim, lenient)
-
-    def jump_surfaces(self, lenient: bool = False) -> JumpSurfaces | None:
-        """The hyperplanes at which the function may jump, of its own argument; None where it has no jumps.
-
-        Raises
-        ------
-        Discontinuous
-            Where it may jump elsewhere.
-        """
-        return jump_surfaces(self._likelihood, self.dim, lenient)
 
     def check(self, rotating: bool, flips: bool) -> None:
         """Walk through the program once, without computing anything.

@@ -3,42 +3,17 @@
 from __future__ import annotations
 
 import abc
-from typing import NamedTuple
 
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fedpdmc.errors import InputError
 from fedpdmc.potentials.base import Potential
-from fedpdmc.potentials.chebyshev import interpolant
+from fedpdmc.potentials.chebyshev import RateCurve
 from fedpdmc.potentials.quadratic import Quadratic
 
 NEEDS_ROTATION = (
     "Private latents move with the few-rounds method only: leave dynamics out, or give fedpdmc.Boomerang()."
 )
-
-
-class RateCell(NamedTuple):
-    """The signed rate ``r(s)`` of arrivals on a cell ``[0, length]`` of the path, with the private latents at rest.
-
-    Attributes
-    ----------
-    length : (C,)
-    values : (n, C)
-        A polynomial p of degree n − 1 by its values at the Chebyshev points of the cell.
-    error : (C,)
-        ``|r(s) − p(s)| ≤ error`` on the cell.
-    """
-
-    length: Float[Array, " C"]
-    values: Float[Array, "n C"]
-    error: Float[Array, " C"]
-
-    def polynomial(self, since: Float[Array, " C"]) -> Float[Array, " C"]:
-        """``p`` at times of the cell."""
-        return interpolant(
-            self.values, jnp.where(self.length > 0, since / jnp.where(self.length > 0, self.length, 1.0), 0.5)
-        )
 
 
 class LatentPotential(Potential):
@@ -88,7 +63,7 @@ class PrivateRemainder(Potential):
     @abc.abstractmethod
     def cell(
         self, a: Float[Array, "C d"], v: Float[Array, "C d"], zeta: Float[Array, "C k"], room: Float[Array, " C"]
-    ) -> RateCell:
+    ) -> RateCurve:
         """``v(s)·∇_a R(a(s), ζ)`` along the rotation from ``(a, v)``, on a cell no longer than ``room``."""
 
     @property

@@ -7,7 +7,7 @@ mode, which is held, makes ``dẑ/dθ`` right; since ``∇_z U = 0`` there, so i
 centre c, and the rows of D the slopes of the latents' log standard deviations there: standard normal in ζ to first order.
 ``log|∂z/∂ζ| = Σ_j D_j(θ − c)`` up to a constant. The sampler is exact for any such map.
 
-**Bounds.** With ζ at rest, ``R(a(s), ζ)`` is a program of time as any other (`fedpdmc.potentials.latent_program_rates`).
+**Bounds.** With ζ at rest, ``R(a(s), ζ)`` is a program of time as any other (`fedpdmc.potentials.latent_program`).
 
 **Kernel.** Hamiltonian steps in ζ with a Metropolis decision: reversible, so that ``π(ζ | θ)`` is invariant.
 """
@@ -15,20 +15,28 @@ centre c, and the rows of D the slopes of the latents' log standard deviations t
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from fedpdmc._jax.mapped import mapped
+from fedpdmc._jax.compilation import calls_library, mapped
 from fedpdmc._jax.random_streams import logarithm, normals
-from fedpdmc.potentials.jax_function import Program
+from fedpdmc.enclosures import Curve, TimeInterval, enclose, smoothed
+from fedpdmc.errors import NoEnclosure
+from fedpdmc.potentials.chebyshev import RateCurve, chebyshev_nodes
+from fedpdmc.potentials.jax_function import LONGEST, Program, curved_path, reflection_rate
 from fedpdmc.potentials.latent import LatentPotential, PrivateRemainder
-from fedpdmc.potentials.latent_program_rates import rate_cell
 from fedpdmc.potentials.quadratic import Quadratic
+from fedpdmc.potentials.random_effects_rates import FROM_PRIOR, POINTS, Conditional, gaussian_energy, informed
+
+if TYPE_CHECKING:
+    from fedpdmc.potentials.random_effects import RandomEffects
+
 
 # Newton steps to the mode, the longest move of a latent, and the parts of a step that are tried.
 STEPS, LONGEST_MOVE, PARTS = 40, 2.0, (1.0, 0.5, 0.2, 0.05, 0.0)
@@ -225,3 +233,202 @@ class ProgramRemainder(PrivateRemainder):
             return held["mode"] + held["slope"] @ away + jnp.exp(held["spread"] @ away) * (held["root"] @ zeta)
 
         return jax.vmap(one)(a, zeta)
+
+
+# The order of the polynomials; the number of candidates that the error of a cell should add, and the largest number.
+ORDER, AIM, MOST = 3, 0.05, 0.15
+# How often a cell is shortened, the largest factor, and the factor where no finite bound of the rate is known.
+ATTEMPTS, SHORTER, NOT_FINITE = 24, 8.0, 3.0
+# Relative rounding error of a polynomial's value.
+ROUNDING = 1e-13
+# For series: lengths of cells that are tried, relative to the longest, and the cost of an error relative to a cell.
+LENGTHS, PRICE = (1.0, 0.25, 1 / 16, 1 / 64, 1 / 512), 2.0
+
+Energy = Callable[[Float[Array, " d"], Float[Array, " k"]], Float[Array, ""]]
+
+
+def rate_cell(
+    energy: Energy, a: Float[Array, "C d"], v: Float[Array, "C d"], zeta: Float[Array, "C k"], room: Float[Array, " C"]
+) -> RateCurve:
+    """``v·∇_a R`` along the rotation from ``(a, v)`` for ``R(a, ζ) = energy``, with ζ at rest, on cells within ``room``.
+
+    The rate is enclosed as a polynomial of time (`fedpdmc.enclosures.taylor_models`), ζ being a curve that does not move. A
+    cell is as long as the room, and is shortened until its error e adds few candidates: with ``e ∝ h^{n+1}`` for order n,
+    ``e h`` is `AIM` at ``h (AIM/(e h))^{1/(n+2)}``. Where an operation has no rule for polynomials, cells come from series
+    ``r_0 + r_1 s + [lo, hi] s²``, a quadratic within ``½(hi − lo)s²``.
+    """
+
+    def rate(a, v, zeta):
+        return jax.jvp(lambda x: energy(x, zeta), (a,), (v,))[1]
+
+    try:
+        return _polynomials(rate, a, v, zeta, room)
+    except NoEnclosure:
+        length, values, error = jax.vmap(lambda *one: _series(rate, *one))(a, v, zeta, room)
+        return RateCurve(values.T, error, length)
+
+
+def _polynomials(rate: Callable, a, v, zeta, room) -> RateCurve:
+    still = Curve((zeta.T,), jnp.zeros_like(zeta.T))
+
+    def attempt(h):
+        found = enclose(rate, TimeInterval(ORDER))(*curved_path(True, a.T, v.T, h, ORDER), still)
+        found = found if isinstance(found, Curve) else Curve((jnp.reshape(found, (1,)),), jnp.zeros(1))
+        value = jnp.zeros((POINTS, a.shape[0]))
+        for part in reversed(found.parts):
+            value = value * jnp.asarray(chebyshev_nodes(POINTS))[:, None] + (0.0 if part is None else part)
+        return value, jnp.broadcast_to(found.error, h.shape) + ROUNDING * found.size
+
+    def again(state):
+        count, h, good, old = state
+        value, error = attempt(h)
+        added = error * h + 0.0 * jnp.sum(value, 0)
+        finite = jnp.isfinite(added)
+        ratio = jnp.where(finite, (AIM / jnp.maximum(added, 1e-300)) ** (1 / (ORDER + 2)), 1 / NOT_FINITE)
+        well = finite & (added <= MOST)
+        new = RateCurve(*(jnp.where(finite, x, 0.0) for x in (value, error, h)))
+        kept = jax.tree.map(lambda x, y: jnp.where(good, x, y), old, new)
+        return count + 1, jnp.where(good | well, h, h * jnp.clip(ratio, 1 / SHORTER, 1.0)), good | well, kept
+
+    # One loop, so that the program is enclosed in one place.
+    blank = RateCurve(jnp.zeros((POINTS, *room.shape)), jnp.zeros_like(room), jnp.zeros_like(room))
+    start = (jnp.asarray(0), jnp.clip(room, 0.0, LONGEST), jnp.zeros(room.shape, bool), blank)
+    return jax.lax.while_loop(lambda s: (s[0] < ATTEMPTS) & ~jnp.all(s[2]), again, start)[-1]
+
+
+def _series(rate: Callable, a, v, zeta, room):
+    """The cell, on one chain, that costs the least among some lengths, counting its error."""
+
+    def attempt(share):
+        h = share * jnp.clip(room, 1e-12, LONGEST)
+        found = reflection_rate(lambda a, v: rate(a, v, zeta), a, v, h)
+        error = 0.5 * (found.high - found.low) * h * h * (1 + 1e-9) + found.error
+        middle = 0.5 * (found.low + found.high)
+        price = jnp.nan_to_num(1 / h + PRICE * error, nan=jnp.inf) + 0.0 * middle
+        return h, found.value, found.slope, middle, error, jnp.where(jnp.isfinite(price), price, jnp.inf)
+
+    tried = jax.lax.map(attempt, jnp.asarray(LENGTHS))
+    best = jnp.argmin(tried[-1])
+    h, value, slope, bend, error, price = (part[best] for part in tried)
+    length = jnp.where(jnp.isfinite(price), jnp.minimum(h, room), 0.0)
+    s = 0.5 * length * (1 + jnp.asarray(chebyshev_nodes(POINTS)))
+    return length, value + slope * s + bend * s**2, error
+
+
+class GroupedRemainder(PrivateRemainder):
+    """``R(a, ζ)`` of grouped records of any loss under the informed map.
+
+    Attributes
+    ----------
+    model : RandomEffects
+    at, rows : (d,), (d, e)
+        ``θ = at + rows a``.
+    slope, center, information : (G, r, e), (G, r), (G, r)
+        ``m = center + slope a`` and h.
+    control : Quadratic
+        Of a.
+    """
+
+    model: RandomEffects
+    at: Float[Array, " d"]
+    rows: Float[Array, "d e"]
+    slope: Float[Array, "G r e"]
+    center: Float[Array, "G r"]
+    information: Float[Array, "G r"]
+    control: Quadratic
+
+    @classmethod
+    def of(
+        cls, model: RandomEffects, at: Float[Array, " d"], rows: Float[Array, "d e"], control, known: Conditional
+    ) -> GroupedRemainder:
+        """The remainder in coordinates ``θ = at + rows a``."""
+        information, center, slope = informed(
+            known, model.split(at)[2], model.steep(at), model.design.shape[1] + model.family.scaled
+        )  # fmt: skip
+        dim = at.shape[0]
+        control = Quadratic(jnp.zeros((dim, dim)), jnp.zeros(dim)) if control is None else control
+        whole = Quadratic(rows.T @ control.precision @ rows, rows.T @ (control.precision @ at + control.linear))
+        return cls(model, at, rows, jnp.einsum("grd,de->gre", slope, rows), center, information, whole)
+
+    @property
+    def dim(self) -> int:
+        """Number of whitened coordinates."""
+        return self.rows.shape[1]
+
+    @property
+    def latents(self) -> int:
+        """Private numbers, padding included."""
+        return self.center.size
+
+    def _mapped(self, a, zeta):
+        """Parameters, effects, ``e = z/τ`` and u, of one chain: ``e = √σ(−u) (√(hσ(u)) m + ζ)``."""
+        own = self.model.split(self.at + self.rows @ a)
+        h, m = self.information, self.center + self.slope @ a
+        u = 2 * own[2] + jnp.log(h)
+        # √σ(±u), with a derivative where σ is rounded to zero too: far down a bent log spread.
+        up, down = (jnp.exp(-0.5 * jax.nn.softplus(-side * u)) for side in (1.0, -1.0))
+        zeta = zeta.reshape(h.shape)
+        return own, up * (up * m + zeta / jnp.sqrt(h)), down * (jnp.sqrt(h) * up * m + zeta), u
+
+    def _losses(self, own, z) -> Float[Array, " N"]:
+        model, (beta, s, _, _) = self.model, own
+        eta = model.offset + model.design @ beta + jnp.sum(model.effects * z[model.index], -1)
+        return model.weight * model.family.value(eta, model.response, s)
+
+    def _own(self, a, zeta):
+        """The energy without the quadratic."""
+        own, z, e, u = self._mapped(a, zeta)
+        law = gaussian_energy(e[..., None], own[2][:, None], own[3])[:, 0]
+        # −log|∂z/∂ζ| = −½ log σ(u) up to a constant.
+        law = law + 0.5 * jnp.sum(jax.nn.softplus(-u), -1)
+        return jnp.sum(self._losses(own, z)) + jnp.sum(self.model.present * law)
+
+    def energy(self, a: Float[Array, " e"], zeta: Float[Array, " k"]) -> Float[Array, ""]:
+        """``R(a, ζ)`` of one chain."""
+        return smoothed(self._own)(a, zeta) - self.control.value(a)
+
+    def _calls_library(self, a, zeta) -> bool:
+        return calls_library(self._own, a[0], zeta[0])
+
+    def gradients(self, a, zeta):  # type: ignore[override]
+        """``∇_a R``, backward."""
+        return mapped(jax.grad(self.energy), self._calls_library(a, zeta))(a, zeta)
+
+    def cell(self, a, v, zeta, room):
+        """The rate on a cell, from enclosures of the losses."""
+        return rate_cell(self.energy, a, v, zeta, room)
+
+    @property
+    def chances(self) -> int:
+        """For each group a choice, a decision and its effects."""
+        return self.center.shape[0] * (2 + self.center.shape[1])
+
+    def kernel(self, a, zeta, u):
+        """Independence Metropolis, group by group: as `InformedRemainder.kernel`, of one chain at a time."""
+        groups, r = self.center.shape
+
+        def one(a, zeta, u):
+            chosen, decided, standard = u[:groups], u[groups : 2 * groups], normals(u[2 * groups :]).reshape(groups, r)
+            own, _, at_zero, _ = self._mapped(a, jnp.zeros_like(zeta))
+            # ``z = τ ε`` in ζ: ``ζ = ε/√σ(−u) − √(hσ(u)) m``.
+            wide = jnp.sqrt(1 + self.information * jnp.exp(2 * own[2]))
+            shift, old = at_zero * wide, zeta.reshape(groups, r)
+            new = jnp.where((chosen < FROM_PRIOR)[:, None], wide * standard - shift, standard)
+            change = self._weights(a, new, shift, wide) - self._weights(a, old, shift, wide)
+            return jnp.where((logarithm(1 - decided) < change)[:, None], new, old).reshape(-1)
+
+        return mapped(one, self._calls_library(a, zeta))(a, zeta, u.T)
+
+    def _weights(self, a, zeta, shift, wide) -> Float[Array, " G"]:
+        """Log of target over proposal, by group."""
+        own, z, e, _ = self._mapped(a, zeta)
+        energy = gaussian_energy(e[..., None], 0.0 * own[2][:, None], own[3])[:, 0] + self.model.summed(
+            self._losses(own, z)
+        )
+        near = math.log(1 - FROM_PRIOR) - 0.5 * jnp.sum(zeta**2, 1)
+        far = math.log(FROM_PRIOR) - jnp.sum(0.5 * ((zeta + shift) / wide) ** 2 + jnp.log(wide), 1)
+        return -energy - jnp.logaddexp(near, far)
+
+    def to_z(self, a, zeta):
+        """The effects."""
+        return jax.vmap(lambda a, zeta: self._mapped(a, zeta)[1].reshape(-1))(a, zeta)

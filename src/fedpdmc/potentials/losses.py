@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from fedpdmc.potentials.gaussian_average import hermite
+from fedpdmc.potentials.base import hermite
 
 Values = Float[Array, "..."]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -16,11 +16,15 @@ from fedpdmc.potentials.base import Field, Potential
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class GaussianRecords:
-    """The records behind a Gaussian likelihood: ``y ~ N(ξ·x, 1/weight)``, or ``y ~ N(x, 1/weight)`` with no design."""
+    """The records behind a Gaussian likelihood: ``y ~ N(ξ·x, 1/weight)``, or ``y ~ N(x, 1/weight)`` with no design.
+
+    ``share`` are the records' own weights, by which their losses are multiplied; None: all are one.
+    """
 
     design: Any
     response: Any
     weight: Any
+    share: Any = None
 
 
 class Quadratic(Potential):
@@ -47,11 +51,14 @@ class Quadratic(Potential):
     @classmethod
     def of_records(cls, source: GaussianRecords) -> Quadratic:
         """The likelihood of Gaussian records."""
-        y, n = source.response, source.response.shape[0]
-        if source.design is None:
-            return cls(jnp.asarray(jnp.diag(n * source.weight)), jnp.asarray(-source.weight * y.sum(0)), n, source)
-        precision = source.weight * source.design.T @ source.design
-        return cls(jnp.asarray(precision), jnp.asarray(-source.weight * source.design.T @ y), n, source)
+        y, n, total, rows = source.response, source.response.shape[0], source.response.shape[0], source.design
+        if source.share is not None:
+            rows = None if rows is None else source.share[:, None] * rows
+            y, total = y if rows is not None else source.share[:, None] * y, source.share.sum()
+        if rows is None:
+            return cls(jnp.asarray(jnp.diag(total * source.weight)), jnp.asarray(-source.weight * y.sum(0)), n, source)
+        precision = source.weight * rows.T @ source.design
+        return cls(jnp.asarray(precision), jnp.asarray(-source.weight * rows.T @ y), n, source)
 
     @property
     def dim(self) -> int:
@@ -152,3 +159,39 @@ P = TypeVar("P", bound=Potential)
 def bare(potential: P) -> P:
     """The potential reduced to its numbers: anything else would make the compiler start again."""
     return potential.stripped()
+
+
+class ControlVariate(NamedTuple):
+    """A public quadratic ``q`` of a site's own parameters, made at ``point`` from derivatives up to ``order``.
+
+    With a spread S, from their means over ``N(point, S Sᵀ)``. ``kept`` is the part of their curvature that q has, and
+    ``slope`` the gradient where that of q differs from it. These fields describe how q was made; q itself may be noisy or
+    rounded.
+    """
+
+    quadratic: Quadratic
+    point: Float[Array, " k"]
+    order: int
+    spread: Float[Array, "k k"] | None = None
+    kept: float = 1.0
+    slope: Float[Array, " k"] | None = None
+
+    @property
+    def gradient(self) -> Float[Array, " k"]:
+        """The site's gradient at the point, or its mean about it."""
+        return self.quadratic.gradient(self.point) if self.slope is None else self.slope
+
+
+def local_quadratic(
+    potential: Potential, x: Float[Array, " k"], order: int, spread: Float[Array, "k k"] | None = None
+) -> Quadratic:
+    """``g·(x − x*) + ½ (x − x*)ᵀH(x − x*)``, the second term for order 2 only.
+
+    Here g and H are the gradient and Hessian at ``x*``: the Taylor polynomial. With a spread they are their means about it.
+    """
+    if spread is None:
+        gradient, hessian = potential.gradient(x), potential.hessian(x) if order == 2 else None
+    else:
+        _, gradient, hessian = potential.averaged(x, spread)
+    hessian = hessian if hessian is not None and order == 2 else jnp.zeros((x.shape[0], x.shape[0]))
+    return Quadratic(hessian, gradient - hessian @ x)

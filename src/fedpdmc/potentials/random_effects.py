@@ -15,13 +15,17 @@ from jaxtyping import Array, Float, Int
 
 from fedpdmc._jax.by_numpy import once
 from fedpdmc._jax.compilation import on_device
-from fedpdmc.bent_coordinates import bent, steepness, straight
 from fedpdmc.enclosures import check_continuity, smoothed
-from fedpdmc.potentials.grouped_families import AnalyticFamily, Family, gaussian_energy
-from fedpdmc.potentials.grouped_program import GroupedRemainder
-from fedpdmc.potentials.informed_effects import Conditional
 from fedpdmc.potentials.latent import LatentPotential
-from fedpdmc.potentials.random_effects_rates import InformedRemainder
+from fedpdmc.potentials.latent_program import GroupedRemainder
+from fedpdmc.potentials.random_effects_rates import (
+    AnalyticFamily,
+    Conditional,
+    EffectsFamily,
+    InformedRemainder,
+    gaussian_energy,
+)
+from fedpdmc.whitening import bent, steepness, straight
 
 # Gauss–Hermite points along each effect, for one effect and for two; the most Newton steps to a group's mode, and the length
 # of a step that ends them.
@@ -29,7 +33,7 @@ NODES, NODES_OF_TWO, STEPS, SHORT = 21, 9, 40, 1e-9
 
 
 class RandomEffects(LatentPotential):
-    """``U(θ, z) = Σ_i ℓ(η_i; y_i) + Σ_g −log N(z_g; 0, Σ)`` with ``η_i = ξ_i·β + o_i + w_i·z_g(i)``.
+    """``U(θ, z) = Σ_i w_i ℓ(η_i; y_i) + Σ_g −log N(z_g; 0, Σ)`` with ``η_i = ξ_i·β + o_i + e_i·z_g(i)``.
 
     θ = (β, log σ where the family has a scale, log spreads, φ where two effects are correlated); ``Σ = D C D`` with D the
     spreads and C of correlation ``tanh φ``: then ``C⁻¹`` is ``cosh²φ`` on the diagonal and ``−sinh φ cosh φ`` off it, and
@@ -42,16 +46,16 @@ class RandomEffects(LatentPotential):
     ----------
     design : array of shape (N, p)
     effects : array of shape (N, r)
-        The covariates ``w_i`` of the effects; ones for an intercept.
+        The covariates ``e_i`` of the effects; ones for an intercept.
     response : array of shape (N,), or columns by name
         What the family takes of each record.
     offset, weight : arrays of shape (N,)
-        ``weight`` is zero for padding, else one.
+        ``weight`` is zero for padding, else the record's own: by it every loss is multiplied.
     index : array of shape (N,)
         The record's group; records of a group are together.
     present : array of shape (G,)
         Zero for padding, else one.
-    family : Family
+    family : EffectsFamily
     correlated : bool
     records, groups : int
         Without padding.
@@ -61,7 +65,7 @@ class RandomEffects(LatentPotential):
     variables : callable, optional
         From the parameters without those of the effects to what results show.
     bend : array of shape (6, r), optional
-        In a run whose log spreads are bent, their numbers (`fedpdmc.bent_coordinates`): ρ is ``T`` of θ's entries.
+        In a run whose log spreads are bent, their numbers (`fedpdmc.whitening`): ρ is ``T`` of θ's entries.
     """
 
     design: Float[Array, "N p"]
@@ -71,7 +75,7 @@ class RandomEffects(LatentPotential):
     weight: Float[Array, " N"]
     index: Int[Array, " N"]
     present: Float[Array, " G"]
-    family: Family
+    family: EffectsFamily
     correlated: bool = eqx.field(static=True, default=False)
     records: int = eqx.field(static=True, default=0)
     groups: int = eqx.field(static=True, default=0)
@@ -124,7 +128,6 @@ class RandomEffects(LatentPotential):
         return jax.ops.segment_sum(values, self.index, self.present.shape[0], indices_are_sorted=True)
 
     def _losses(self, eta: Float[Array, "N J"], s) -> Float[Array, "N J"]:
-        """Losses of each record at several values of its predictor."""
         return jax.vmap(lambda one: self.family.value(one, self.response, s), 1, 1)(eta)
 
     def energies(self, x: Float[Array, " d"], z: Float[Array, "G r J"]) -> Float[Array, "G J"]:
@@ -204,7 +207,7 @@ class RandomEffects(LatentPotential):
         eta = (self.offset + self.design @ beta)[:, None] + jnp.einsum("nr,nrj->nj", self.effects, nodes[self.index])
         loss = self.weight[:, None] * self._losses(eta, s)
         whole = jax.scipy.special.logsumexp(logs, axis=1)[self.index]
-        return self.weight * (jax.scipy.special.logsumexp(logs[self.index] + loss, axis=1) - whole)
+        return (self.weight > 0) * (jax.scipy.special.logsumexp(logs[self.index] + loss, axis=1) - whole)
 
     def conditional(self, x: Float[Array, " d"]) -> Conditional:
         """Means, their derivatives and variances of the effects given θ."""
@@ -282,7 +285,6 @@ def _solved(matrices: Float[Array, "G r r"], vectors: Float[Array, "G r"]) -> Fl
 
 
 def _root(matrices: Float[Array, "G r r"]) -> Float[Array, "G r r"]:
-    """Roots of their inverses."""
     return matrices**-0.5 if matrices.shape[1] == 1 else jnp.linalg.cholesky(jnp.linalg.inv(matrices))
 
 

@@ -42,7 +42,7 @@ class LinearUnknownScale(Potential):
     slope : array of shape (d,)
     level : array of shape ()
     count : array of shape ()
-        n, the number of records.
+        n, the number of records, or the sum of their weights.
     """
 
     root: Float[Array, "k d"]
@@ -52,11 +52,14 @@ class LinearUnknownScale(Potential):
     count: Float[Array, ""]
 
     @classmethod
-    def of_records(cls, X: np.ndarray, y: np.ndarray) -> LinearUnknownScale:
-        """The likelihood of n records, in d coefficients and log σ."""
+    def of_records(cls, X: np.ndarray, y: np.ndarray, weights: np.ndarray | None = None) -> LinearUnknownScale:
+        """The likelihood of n records, in d coefficients and log σ; weights multiply rows by their roots, and sum to n."""
         n, d = X.shape
         triangle = np.zeros((d + 1, d + 1))
-        found = np.asarray(np.linalg.qr(np.column_stack([X, y]), mode="r"))
+        rows = np.column_stack([X, y])
+        if weights is not None:
+            rows, n = np.sqrt(weights)[:, None] * rows, weights.sum()
+        found = np.asarray(np.linalg.qr(rows, mode="r"))
         triangle[: found.shape[0]] = found
         root = np.column_stack([triangle[:, :-1], np.zeros(d + 1)])
         slope, parts = np.eye(d + 1)[-1], (-triangle[:, -1], np.zeros(()), float(n))

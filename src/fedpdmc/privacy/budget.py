@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from fedpdmc.errors import InputError
-from fedpdmc.privacy.account_bounds import USUAL_EXCESS, account_limit, best_bound
-from fedpdmc.privacy.accountant import Sensitivity, best_order
+from fedpdmc.privacy.accountant import USUAL_EXCESS, Sensitivity, account_limit, best_bound, best_order
 from fedpdmc.privacy.declared_bounds import Bounds
-from fedpdmc.privacy.ledger import Ledger
-from fedpdmc.privacy.ledger_entries import Account
+from fedpdmc.privacy.ledger import Account, Ledger
 from fedpdmc.privacy.sensitivity import NEIGHBOURS
 from fedpdmc.validation import integer, positive, probability
 
@@ -20,8 +18,8 @@ from fedpdmc.validation import integer, positive, probability
 # and an effective sample takes ``1.6 + 4Mρ`` units of it: at Mρ = 1 there are 0.7 of the samples of a large rate, for
 # few rounds.
 TOTAL_EXCESS = 1.0
-# A walk is cut short with a probability below 2⁻²⁶⁷ (`fedpdmc.privacy.work_limit`), in 2⁶⁴ plans below 10⁻⁶⁰: compared with
-# this δ or a larger one, that is less than the margin by which limits are rounded down.
+# A walk is cut short with a probability below 2⁻²⁶⁷ (`fedpdmc.privacy.budget_planning`), in 2⁶⁴ plans below 10⁻⁶⁰: compared
+# with this δ or a larger one, that is less than the margin by which limits are rounded down.
 LEAST_DELTA = 1e-40
 # The data set's name if none is declared: then one ledger is one data set, whatever its sites and columns are called.
 DATASET = "records"

@@ -27,8 +27,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedpdmc.errors import InputError, Refused
-from fedpdmc.privacy.ledger_entries import explained
-from fedpdmc.privacy.ledger_identity import connect
+from fedpdmc.privacy.ledger import connect, explained
 
 NAME = "data-sets.db"
 PATIENCE = 60.0  # seconds to wait for another study of the same site
@@ -86,6 +85,15 @@ class RecordSet(NamedTuple):
     def keys(self, columns: Sequence[str]) -> np.ndarray:
         """One key of the values in these columns for each record or person."""
         return self.hashes[[self.columns.index(name) for name in columns]].sum(0, dtype=np.uint64)
+
+
+def marked_records(*changes: np.ndarray | None) -> list[str]:
+    """Texts that differ for records whose weight or offset is not the usual one: another part of the sums is theirs."""
+    marks: list[list[str]] = []
+    for values in (x for x in changes if x is not None and len(x)):
+        found, count = np.unique(values, return_counts=True)
+        marks.append(["" if x == found[np.argmax(count)] else f"\0{x:.12g}" for x in values])
+    return ["".join(each) for each in zip(*marks, strict=True)]
 
 
 def leaves_few(terms: Sequence[tuple[int, RecordSet]], least: int) -> bool:
@@ -192,11 +200,14 @@ class DataSets:
         own = sum(each.bits for each in every if (each.contract, each.site) == (use.contract, use.site))
         return own, sum(each.bits for each in every) - own
 
-    def charge(self, use: Use, digest: str, bits: float) -> None:
-        """Add the bits of an answer to a registered use."""
+    def charge(self, use: Use, digest: str, bits: float) -> tuple[float, float]:
+        """Add the bits of an answer to a registered use; returns what `bits` does: other studies may go on meanwhile."""
         with self._transaction() as db:
             row = (bits, use.contract, use.site, use.dataset, digest)
-            db.execute("UPDATE uses SET bits = bits + ? WHERE (contract, site, dataset, digest) = (?, ?, ?, ?)", row)
+            query = "UPDATE uses SET bits = bits + ? WHERE (contract, site, dataset, digest) = (?, ?, ?, ?)"
+            if not db.execute(query, row).rowcount:
+                raise sqlite3.DatabaseError("this study is not in it")
+        return self.bits(use)
 
     def uses(self) -> list[Use]:
         """All uses, in the order of time."""

@@ -36,6 +36,8 @@ class Bounds:
     region : float or array of shape (d,), optional
         The parameters stay within ``|x_j| ≤ region_j``: the site refuses plans that leave it. Needed if a gradient
         grows without bound.
+    weight : float
+        The largest weight of a record; with trials times their largest number.
     columns : mapping, optional
         The ranges ``(low, high)`` of the columns of a model file, by name. Binary columns and levels need none.
     most_records : int
@@ -50,10 +52,12 @@ class Bounds:
     region: Any = None
     most_records: int = MOST_RECORDS
     columns: Any = None
+    weight: float = 1.0
 
     def __post_init__(self):
         if self.norm is not None:
             object.__setattr__(self, "norm", float(_sizes("Bounds(norm)", self.norm, scalar=True)))
+        object.__setattr__(self, "weight", float(_sizes("Bounds(weight)", self.weight, scalar=True)))
         most = integer("Bounds(most_records)", self.most_records, 1, sys.maxsize, "Give a positive integer.")
         object.__setattr__(self, "most_records", most)
         if self.most_records > LARGEST_MOST_RECORDS:
@@ -105,7 +109,7 @@ class Bounds:
         """The bounds as plain numbers, for reports."""
         found = {
             name: getattr(self, name)
-            for name in ("norm", "box", "outcome", "offset", "region", "most_records", "columns")
+            for name in ("norm", "box", "outcome", "offset", "region", "most_records", "columns", "weight")
         }
         return {
             name: value.tolist() if isinstance(value, np.ndarray) else value

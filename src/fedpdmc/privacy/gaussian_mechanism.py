@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
+from fedpdmc.errors import InputError
 from fedpdmc.privacy.accountant import up
 
 # The grid, as a share of the noise.
@@ -129,3 +132,103 @@ def from_triangle(values: np.ndarray, dim: int) -> np.ndarray:
 def release_symmetric(matrix: np.ndarray, sigma: float, key: bytes) -> np.ndarray:
     """A symmetric matrix with noise, for a bound on its Frobenius norm."""
     return from_triangle(release(triangle(matrix), sigma, key), matrix.shape[0])
+
+
+# Shares of noise -------------------------------------------------------------------------------------------------------
+
+
+MODULUS = 1 << 128
+# The grid of numbers that need no noise because they are identical for all neighbours.
+FINEST = 2.0**-64
+# A single honest site has no partner to share its noise with.
+LEAST_HONEST = 2
+
+
+class ShareTerms(NamedTuple):
+    """The public terms that all sites of a sum must agree on.
+
+    Attributes
+    ----------
+    parties : int
+        M: sites that add noise.
+    colluding : int
+        t: sites that may collude with the coordinator, at most ``M − 2``.
+    step : int
+        Which release of the run this is.
+    gradient, hessian : float
+        Standard deviations of each site's share; zero if no noise is needed.
+    """
+
+    parties: int
+    colluding: int
+    step: int
+    gradient: float
+    hessian: float
+
+    @property
+    def grids(self) -> tuple[float, float]:
+        """The grids of gradient and Hessian."""
+        first, second = (FINEST if sd == 0 else public_grid(sd) for sd in (self.gradient, self.hessian))
+        return first, second
+
+    @property
+    def total_sd(self) -> tuple[float, float]:
+        """Standard deviations of the noise in the sum."""
+        root = math.sqrt(self.parties)
+        return root * self.gradient, root * self.hessian
+
+    @property
+    def digest(self) -> bytes:
+        """The input of the masks: masks of sites that disagree on the terms do not cancel."""
+        return hashlib.sha256(repr(tuple(self)).encode()).digest()
+
+
+def check_honest(where: str, parties: int, colluding: int) -> None:
+    """Raise `InputError` unless at least two sites do not collude."""
+    if parties - colluding < LEAST_HONEST:
+        raise InputError(
+            where,
+            f"{colluding} of {parties} sites with shared noise",
+            f"At least {LEAST_HONEST} must be honest: allow at most {max(parties - LEAST_HONEST, 0)}, or omit it; then "
+            "every site adds all of its noise.",
+        )
+
+
+def shared_words(parties: int, colluding: int) -> str:
+    """What a guarantee with shared noise assumes, in a sentence."""
+    most = "none of them colludes" if colluding == 0 else f"at most {colluding} of them collude{'s' * (colluding == 1)}"
+    return (
+        f"The noise is shared by {parties} sites and only their sum is revealed: the guarantee holds if {most} with the "
+        "coordinator."
+    )
+
+
+def share(sigma: float, parties: int, colluding: int) -> float:
+    """The standard deviation of one site's share, rounded up; zero of nothing."""
+    return up(sigma / math.sqrt(parties - colluding)) if sigma > 0 else 0.0
+
+
+def noisy_share(gradient: np.ndarray, hessian: np.ndarray, terms: ShareTerms, key: bytes) -> list[int]:
+    """A site's part of the sum: its gradient and the triangle of its Hessian in cells, each with its share of the noise."""
+    found = []
+    for values, sd, grid, what in zip(
+        (gradient, triangle(hessian)), (terms.gradient, terms.hessian), terms.grids, (b"gradient", b"hessian"),
+        strict=True,
+    ):  # fmt: skip
+        if not np.isfinite(values).all():
+            raise ValueError("derivatives that are not finite")
+        if sd == 0:
+            found += [round(float(x) / grid) for x in values]
+        else:
+            found += noisy_integers(values, sd, grid, key + what)
+    if max(map(abs, found)) >= MODULUS // (2 * terms.parties):
+        raise ValueError("numbers that could wrap around")
+    return found
+
+
+def from_sum(numbers: Sequence[int], terms: ShareTerms, dim: int) -> tuple[np.ndarray, np.ndarray]:
+    """Gradient and Hessian of all sites, with the noise of all shares, from the sum modulo 2¹²⁸."""
+    cells = [(number + MODULUS // 2) % MODULUS - MODULUS // 2 for number in numbers]
+    first, second = terms.grids
+    gradient = np.array([float(k) for k in cells[:dim]]) * first
+    return gradient, from_triangle(np.array([float(k) for k in cells[dim:]]) * second, dim)

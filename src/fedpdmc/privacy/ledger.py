@@ -13,30 +13,178 @@ import hmac
 import json
 import math
 import os
+import secrets
 import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedpdmc.errors import BudgetSpent, InputError, LedgerError, PlanRefused
-from fedpdmc.privacy.ledger_entries import (
-    COLUMNS,
-    RESERVED,
-    Account,
-    Reply,
-    Request,
-    account_of,
-    added,
-    entry_hash,
-    explained,
-    read,
-    settled,
-)
-from fedpdmc.privacy.ledger_identity import check_file, check_head, close, connect, take_lock, write_head
+
+FORMAT = 2
+# Bounds on privacy loss that an account can use.
+BOUNDS = ("renyi", "gaussian", "tail")
+# Suffix of the kind of an entry that reserves the cost of a reply.
+RESERVED = " reserved"
+DAMAGED = "it does not have the terms of an account. Restore an intact copy."
+# The reply if the computation failed at the site.
+FAULT = b"fault"
+COLUMNS = (
+    "dataset", "study", "run", "kind", "round", "request", "reply", "exposure", "cost", "spent", "time", "detail",
+)  # fmt: skip
+
+
+class LedgerRequest(NamedTuple):
+    """A request to a site: its account, run and round, and the hash of its content."""
+
+    dataset: str
+    study: str
+    run: str
+    kind: str
+    round: int
+    hash: bytes
+
+
+class Reply(NamedTuple):
+    """A site's reply: the bytes, their observed time, and their Rényi cost at the account's order."""
+
+    content: bytes
+    exposure: float
+    cost: float
+
+
+class Account(NamedTuple):
+    """The terms of a data set's account, fixed when it is first used.
+
+    ``bound`` is one of `BOUNDS`; `fedpdmc.privacy.accountant` computes the limit from it.
+    """
+
+    dataset: str
+    epsilon: float
+    delta: float
+    neighbours: str
+    alpha: float
+    limit: float
+    bound: str = "renyi"
+
+
+class Entry(NamedTuple):
+    """One line of the ledger."""
+
+    seq: int
+    dataset: str
+    study: str
+    run: str
+    kind: str
+    round: int
+    request: bytes
+    reply: bytes
+    exposure: float
+    cost: float
+    spent: float
+    time: float
+    detail: str
+    hash: bytes
+
+
+def added(spent: float, cost: float) -> float:
+    """The total after a charge, rounded up, so that a small charge is never lost in a large total."""
+    return math.nextafter(spent + cost, math.inf) if cost > 0 else spent
+
+
+def settled(spent: float, reserved: float, cost: float) -> float:
+    """The total after a reservation in it is replaced by the reply's actual cost, rounded up."""
+    if cost == reserved:
+        return spent
+    return added(max(math.nextafter(spent - reserved, math.inf), 0.0) if reserved else spent, cost)
+
+
+def explained(path: Path, doing: str, error: Exception) -> LedgerError:
+    """The error for a failed operation on a ledger's file, with a remedy."""
+    text = str(error)
+    if "locked" in text or "busy" in text:
+        return LedgerError(f"{path} is in use by another process: one at a time may write to a ledger.")
+    if "full" in text or "disk I/O" in text or isinstance(error, OSError):
+        return LedgerError(f"{path}: cannot {doing} ({text}). Nothing was answered. Free disk space, then restart.")
+    return LedgerError(f"{path} is damaged ({text}): restore a copy that includes its last reply.")
+
+
+def entry_hash(previous: bytes, seq: int, row: tuple[Any, ...]) -> bytes:
+    """The hash that chains an entry to all before it."""
+    plain = [value.hex() if isinstance(value, bytes) else repr(value) for value in row]
+    return hashlib.sha256(previous + json.dumps([seq, *plain]).encode()).digest()
+
+
+def account_of(entry: Entry) -> Account:
+    """The terms of the account that an entry opened."""
+    try:
+        found = Account(**json.loads(entry.detail))
+        good = isinstance(found.dataset, str) and isinstance(found.neighbours, str)
+        good = good and all(isinstance(x, (int, float)) and math.isfinite(x) for x in (*found[1:3], *found[4:6]))
+        good = good and found.bound in BOUNDS
+    except (ValueError, TypeError, RecursionError) as error:
+        raise LedgerError(f"entry {entry.seq} is damaged: {DAMAGED}") from error
+    if not good:
+        raise LedgerError(f"entry {entry.seq} is damaged: {DAMAGED}")
+    return found
+
+
+def read(path: str | os.PathLike[str], db: sqlite3.Connection | None = None) -> list[Entry]:
+    """All entries of a ledger, checked: the file, the chain of hashes, and the running totals.
+
+    Raises
+    ------
+    LedgerError
+        The file is damaged or inconsistent.
+    """
+    where = Path(path)
+    own = None
+    try:
+        if db is None:
+            if not where.is_file():
+                raise InputError("ledger", str(path), "Give the file of a ledger.")
+            # Not read-only: SQLite rolls back an unfinished transaction of a killed process on opening.
+            own = db = sqlite3.connect(f"{where.resolve().as_uri()}?mode=rw", uri=True, timeout=5.0)
+        if (state := db.execute("PRAGMA integrity_check").fetchone()[0]) != "ok":
+            raise sqlite3.DatabaseError(state)
+        version = db.execute("SELECT format FROM meta").fetchone()
+        if version != (FORMAT,):
+            raise sqlite3.DatabaseError(f"format {version}")
+        rows = db.execute(f"SELECT seq, {', '.join(COLUMNS)}, hash FROM entries ORDER BY seq").fetchall()
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        raise explained(where, "read", error) from error
+    finally:
+        if own is not None:
+            own.close()
+    _verify(where, rows)
+    return [Entry(*row) for row in rows]
+
+
+def _verify(path: Path, rows: list[tuple[Any, ...]]) -> None:
+    previous, spent, reserved = b"", {}, {}
+    for place, (seq, *middle, digest) in enumerate(rows, 1):
+        dataset, cost, total = middle[0], middle[8], middle[9]
+        # SQLite stores any kind of value in any column.
+        if not isinstance(cost, (int, float)) or not isinstance(total, (int, float)):
+            raise _does_not_fit(path, place)
+        expected = settled(spent.get(dataset, 0.0), reserved.pop(tuple(middle[:5]), 0.0), cost)
+        spent[dataset] = total
+        if str(middle[3]).endswith(RESERVED):
+            reserved[*middle[:3], middle[3].removesuffix(RESERVED), middle[4]] = cost
+        if seq != place or entry_hash(previous, seq, tuple(middle)) != digest or not cost >= 0 or total != expected:
+            raise _does_not_fit(path, place)
+        previous = digest
+
+
+def _does_not_fit(path: Path, place: int) -> LedgerError:
+    return LedgerError(
+        f"{path} is damaged: entry {place} does not follow from those before it. Restore an intact copy."
+    )
+
 
 # Seconds by which the system clock may go backwards, as after a correction, before it counts as set back.
 CLOCK_TOLERANCE = 60.0
@@ -99,7 +247,7 @@ class Ledger:
         for e in entries:
             key = (e.dataset, e.study, e.run, e.kind, e.round)
             before = reserved.pop(key, 0.0)
-            self._totals |= self._after(Request(*key, e.request), Reply(e.reply, e.exposure, e.cost), before)
+            self._totals |= self._after(LedgerRequest(*key, e.request), Reply(e.reply, e.exposure, e.cost), before)
             if e.kind.endswith(RESERVED):
                 reserved[*key[:3], e.kind.removesuffix(RESERVED), e.round] = e.cost
         self._head = (entries[-1].seq, entries[-1].hash, entries[-1].time) if entries else (0, b"", 0.0)
@@ -117,7 +265,7 @@ class Ledger:
         with self._mutex:
             kept = self._accounts.get(wanted.dataset)
             if kept is None:
-                request = Request(wanted.dataset, "", "", "account", 0, b"")
+                request = LedgerRequest(wanted.dataset, "", "", "account", 0, b"")
                 with self._transaction():
                     self._append(request, Reply(b"", 0.0, 0.0), json.dumps(wanted._asdict()))
                 self._accounts[wanted.dataset] = kept = wanted
@@ -155,7 +303,7 @@ class Ledger:
         """Number of releases of a data set, over all studies."""
         return int(self._totals.get(("releases", dataset), 0))
 
-    def _after(self, request: Request, reply: Reply, reserved: float) -> dict[tuple[str, ...], float]:
+    def _after(self, request: LedgerRequest, reply: Reply, reserved: float) -> dict[tuple[str, ...], float]:
         """The totals that a reply changes, and the reservation for it."""
         dataset, study, run, kind = request[:4]
         keys = (("spent", dataset), ("spent", dataset, study))
@@ -185,7 +333,7 @@ class Ledger:
         where = "dataset = ? AND study = ? AND kind LIKE 'round%'"
         return int(self._scalar(f"SELECT count(*) FROM entries WHERE {where}", dataset, study))
 
-    def answered(self, request: Request) -> bool:
+    def answered(self, request: LedgerRequest) -> bool:
         """Whether exactly this request was answered."""
         found = self._scalar(f"SELECT request FROM entries WHERE {WHERE}", *request[:5])
         return found is not None and bytes(found) == request.hash
@@ -216,11 +364,13 @@ class Ledger:
                     f"The records of data set {dataset!r} are in {self.path} as {other!r} already: one data set has one "
                     f"budget. Declare Budget(dataset={other!r})."
                 )
-            self.answer(Request(dataset, study, run, "open", 0, records), 0.0, lambda key: Reply(b"", 0.0, 0.0), detail)
+            self.answer(
+                LedgerRequest(dataset, study, run, "open", 0, records), 0.0, lambda key: Reply(b"", 0.0, 0.0), detail
+            )
 
     def answer(
         self,
-        request: Request,
+        request: LedgerRequest,
         most: float,
         work: Callable[[bytes], Reply],
         detail: str = "{}",
@@ -233,7 +383,7 @@ class Ledger:
 
         Parameters
         ----------
-        request : Request
+        request : LedgerRequest
         most : float
             The maximum cost of the reply.
         work : callable
@@ -274,7 +424,7 @@ class Ledger:
             self._append(request, reply, detail)
         return reply.content
 
-    def _check_covered(self, request: Request, most: float, granted: float) -> None:
+    def _check_covered(self, request: LedgerRequest, most: float, granted: float) -> None:
         account, spent = self._accounts[request.dataset], self.spent(request.dataset)
         limit = account.limit
         if not added(spent, most) <= limit:
@@ -289,23 +439,23 @@ class Ledger:
                 "(code BUDGET_SPENT)."
             )
 
-    def key(self, request: Request) -> bytes:
+    def key(self, request: LedgerRequest) -> bytes:
         """Secret bytes for a request: a reply that is computed again after a crash is the same."""
         text = json.dumps([*request[:5], request.hash.hex()]).encode()
         return hmac.new(self._secret, text, hashlib.sha256).digest()
 
-    def _stored(self, request: Request) -> bytes | None:
+    def _stored(self, request: LedgerRequest) -> bytes | None:
         """The stored reply to a request."""
         found = self._db.execute(f"SELECT request, reply FROM entries WHERE {WHERE}", request[:5]).fetchone()
         return None if found is None else self._same(request, *found)
 
-    def _reserved(self, request: Request) -> float | None:
+    def _reserved(self, request: LedgerRequest) -> float | None:
         """The reservation for a request."""
         kept = request._replace(kind=request.kind + RESERVED)
         found = self._db.execute(f"SELECT request, cost FROM entries WHERE {WHERE}", kept[:5]).fetchone()
         return None if found is None else self._same(request, *found)
 
-    def _same(self, request: Request, known: bytes, value: Any) -> Any:
+    def _same(self, request: LedgerRequest, known: bytes, value: Any) -> Any:
         if bytes(known) != request.hash:
             raise PlanRefused(
                 f"Round {request.round} of run {request.run!r} was answered for another plan: repeat the plan that was "
@@ -313,7 +463,7 @@ class Ledger:
             )
         return bytes(value) if isinstance(value, bytes) else value
 
-    def _append(self, request: Request, reply: Reply, detail: str) -> None:
+    def _append(self, request: LedgerRequest, reply: Reply, detail: str) -> None:
         seq, previous, last = self._head
         now = time.time()
         if now < last - CLOCK_TOLERANCE:
@@ -385,3 +535,185 @@ class Ledger:
             yield
         except (sqlite3.Error, OSError) as error:
             raise explained(self.path, doing, error) from error
+
+
+# A snapshot ------------------------------------------------------------------------------------------------------------
+
+
+def rewound(ledger: str | Path, copy: str | Path, run: str, study: str) -> str:
+    """Copy a ledger, checked, without the first entry of a run and all that follow; returns the run's data set.
+
+    A run with releases alone has no entry of its own and is found by its study.
+
+    Parameters
+    ----------
+    ledger : path
+    copy : path
+        The new file; it must not exist.
+    run : str
+        Its name in the ledger.
+    study : str
+        Its study.
+    """
+    entries = read(ledger)
+    of_run = [entry for entry in entries if entry.run == run]
+    first = next(iter(of_run or [entry for entry in entries if entry.study == study]), None)
+    if first is None:
+        raise InputError("ledger", f"{ledger} without the run {run}", "Give the ledger that the site ran with.")
+    source, target = sqlite3.connect(f"{Path(ledger).resolve().as_uri()}?mode=ro", uri=True), sqlite3.connect(copy)
+    try:
+        source.backup(target)
+        (trigger,) = target.execute("SELECT sql FROM sqlite_master WHERE name = 'no_delete'").fetchone()
+        target.execute("DROP TRIGGER no_delete")
+        target.execute("DELETE FROM entries WHERE seq >= ?", (first.seq,))
+        target.execute(trigger)
+        target.execute("UPDATE meta SET file = ?", (os.stat(copy).st_ino,))
+        target.commit()
+    finally:
+        source.close()
+        target.close()
+    return first.dataset
+
+
+# Copies and older ledgers ----------------------------------------------------------------------------------------------
+
+
+SCHEMA = (
+    "CREATE TABLE meta (format INTEGER NOT NULL, secret BLOB NOT NULL, file INTEGER NOT NULL)",
+    f"CREATE TABLE entries (seq INTEGER PRIMARY KEY, {', '.join(f'{name} NOT NULL' for name in COLUMNS)}, "
+    "hash BLOB NOT NULL, UNIQUE (dataset, study, run, kind, round))",
+    "CREATE TRIGGER no_update BEFORE UPDATE ON entries BEGIN SELECT RAISE(ABORT, 'entries are never changed'); END",
+    "CREATE TRIGGER no_delete BEFORE DELETE ON entries BEGIN SELECT RAISE(ABORT, 'entries are never deleted'); END",
+)
+
+
+def take_lock(path: Path) -> sqlite3.Connection:
+    """An exclusive lock on a file next to the ledger, which the system releases when the process ends."""
+    lock = sqlite3.connect(f"{path}.lock", isolation_level=None, timeout=0.0, check_same_thread=False)
+    try:
+        lock.execute("BEGIN EXCLUSIVE")
+    except sqlite3.Error:
+        lock.close()
+        raise
+    return lock
+
+
+def close(*connections: sqlite3.Connection) -> None:
+    """Close them all."""
+    for connection in connections:
+        connection.close()
+
+
+def connect(path: Path, timeout: float = 0.0) -> sqlite3.Connection:
+    """A connection whose commits are durable when they return, including the directory entry of the journal."""
+    db = sqlite3.connect(path, isolation_level=None, timeout=timeout, check_same_thread=False)
+    for pragma in ("journal_mode=DELETE", "synchronous=EXTRA", "fullfsync=ON"):
+        db.execute(f"PRAGMA {pragma}")
+    return db
+
+
+def create_ledger(path: str | os.PathLike[str]) -> Path:
+    """Create an empty ledger. Do this once for each data set.
+
+    Parameters
+    ----------
+    path : path
+        The new file; it must not exist.
+
+    Returns
+    -------
+    Path
+        For ``Budget(ledger=...)``.
+
+    Raises
+    ------
+    InputError
+        The file exists.
+    """
+    where = Path(path).resolve()
+    where.parent.mkdir(parents=True, exist_ok=True)
+    if not where.exists() and (known := _read_head(where)) is not None:
+        raise InputError(
+            "ledger",
+            f"{where}, where a ledger of {known[1]} entries was",
+            "Restore that ledger: a new one is a second budget for the same records. Only if it is for other records: "
+            f"remove {head_path(where)}.",
+        )
+    try:
+        os.close(os.open(where, os.O_CREAT | os.O_EXCL, 0o600))
+    except FileExistsError as error:
+        raise InputError(
+            "ledger", f"{where}, which exists", "A ledger is created once: use it as it is, or give another path."
+        ) from error
+    db = connect(where)
+    db.execute("BEGIN EXCLUSIVE")
+    for statement in SCHEMA:
+        db.execute(statement)
+    db.execute("INSERT INTO meta VALUES (?, ?, ?)", (FORMAT, secrets.token_bytes(32), os.stat(where).st_ino))
+    db.execute("COMMIT")
+    db.close()
+    return where
+
+
+def adopt_ledger(path: str | os.PathLike[str]) -> None:
+    """Accept a ledger at its present place after it was moved to another disk. Never adopt a copy of one in use."""
+    where = Path(path).resolve()
+    read(where)
+    lock = take_lock(where)
+    db = connect(where)
+    try:
+        db.execute("UPDATE meta SET file = ?", (os.stat(where).st_ino,))
+        head_path(where).unlink(missing_ok=True)
+    finally:
+        close(db, lock)
+
+
+def check_file(path: Path, file: int) -> None:
+    """Refuse copies and hard links: a charge to one copy would be missing in the other."""
+    found = os.stat(path)
+    if found.st_nlink != 1:
+        raise LedgerError(
+            f"{path} has {found.st_nlink} names (hard links). Leave one: the lock protects one name only."
+        )
+    if found.st_ino != file:
+        raise LedgerError(
+            f"{path} is a copy of a ledger: charges to it would be missing in the original. Use the original. Only if it "
+            f"is lost, and nothing was charged to it after this copy was made: `fedpdmc ledger adopt {path}`."
+        )
+
+
+def head_path(path: Path) -> Path:
+    """The file next to the ledger with the number and hash of the last entry."""
+    return path.with_name(path.name + ".head")
+
+
+def write_head(path: Path, secret: bytes, seq: int, digest: bytes) -> None:
+    """Record the last entry. The ledger is durable before this, so a crash leaves an older record, never a newer one."""
+    new = path.with_name(path.name + ".head.new")
+    new.write_text(json.dumps([hashlib.sha256(secret).hexdigest(), seq, digest.hex()]))
+    os.replace(new, head_path(path))
+
+
+def check_head(path: Path, secret: bytes, entries: Sequence[Entry]) -> None:
+    """Refuse a ledger without the entry that was recorded as its last: it was replaced by an older version."""
+    known = _read_head(path)
+    if known is None:
+        return
+    identity, seq, digest = known
+    same = identity == hashlib.sha256(secret).hexdigest()
+    if not same or len(entries) < seq or (seq > 0 and entries[seq - 1].hash.hex() != digest):
+        found = f"{len(entries)} entries where it had {seq}" if same else "another ledger"
+        raise LedgerError(
+            f"{path} is not the ledger that was used here last ({found}): it was replaced by an older copy or another "
+            "file, and the charges since then are missing. Restore the newer file. Only if it is lost, and nothing was "
+            f"charged to it after this copy was made: `fedpdmc ledger adopt {path}`."
+        )
+
+
+def _read_head(path: Path) -> tuple[str, int, str] | None:
+    """Identity, number and hash of the recorded last entry; None if there is no readable record."""
+    try:
+        identity, seq, digest = json.loads(head_path(path).read_text())
+        return str(identity), int(seq), str(digest)
+    except (OSError, ValueError, TypeError):
+        return None

@@ -39,7 +39,7 @@ TURNS = 2
 LEAST_EIGENVALUE = 1e-2
 
 
-class Release(NamedTuple):
+class NoisyRelease(NamedTuple):
     """Noisy derivatives of the log likelihood of all sites together, at one point.
 
     Attributes
@@ -66,7 +66,7 @@ class Gaussian(NamedTuple):
     precision: np.ndarray
 
 
-def given_hessian(release: Release, hessian: np.ndarray, prior: Gaussian) -> tuple[np.ndarray, np.ndarray]:
+def given_hessian(release: NoisyRelease, hessian: np.ndarray, prior: Gaussian) -> tuple[np.ndarray, np.ndarray]:
     """Mean and covariance of θ given H, for any number of H along leading axes.
 
     ``−½ (ĝ + Hδ)ᵀ V⁻¹ (ĝ + Hδ)`` with ``V = H + Σ`` has precision ``H V⁻¹ H`` and linear term ``−H V⁻¹ ĝ``.
@@ -80,7 +80,7 @@ def given_hessian(release: Release, hessian: np.ndarray, prior: Gaussian) -> tup
     return release.x + (covariance @ linear[..., None])[..., 0], covariance
 
 
-def pooled(releases: Sequence[Release], prior: Gaussian) -> tuple[Release, np.ndarray]:
+def pooled(releases: Sequence[NoisyRelease], prior: Gaussian) -> tuple[NoisyRelease, np.ndarray]:
     """The weighted mean of releases, and the mean of θ given it.
 
     The first of several is left out: it was made at the prior's mean, which does not depend on the records.
@@ -94,14 +94,14 @@ def pooled(releases: Sequence[Release], prior: Gaussian) -> tuple[Release, np.nd
     return one, mean
 
 
-def _weighted(releases: Sequence[Release], curvature: np.ndarray, mean: np.ndarray) -> Release:
+def _weighted(releases: Sequence[NoisyRelease], curvature: np.ndarray, mean: np.ndarray) -> NoisyRelease:
     """The weighted mean of releases; weights are inverse to the total variance of noise and change of curvature."""
     noise = np.array([np.mean(one.gradient_sd**2) for one in releases])
     change = np.array([CURVATURE_CHANGE**2 * np.mean((curvature @ (mean - one.x)) ** 2) for one in releases])
     weights = 1 / np.maximum(noise + change, 1e-300)
     weights /= weights.sum()
     x, gradient, hessian, first, second = (np.stack(parts) for parts in zip(*releases, strict=True))
-    return Release(
+    return NoisyRelease(
         weights @ x,
         weights @ gradient,
         np.tensordot(weights, hessian, 1),
@@ -117,7 +117,7 @@ def believable(hessian: np.ndarray, sd: np.ndarray) -> np.ndarray:
     return (vectors * np.maximum(values, least)) @ vectors.T
 
 
-def draws(release: Release, prior: Gaussian, n: int, rng: np.random.Generator) -> np.ndarray:
+def draws(release: NoisyRelease, prior: Gaussian, n: int, rng: np.random.Generator) -> np.ndarray:
     """``n`` draws of θ, of shape (n, d), with the noise of gradient and Hessian integrated out."""
     hessians = _hessians(release, prior, rng)
     means, covariances = given_hessian(release, hessians, prior)
@@ -126,7 +126,7 @@ def draws(release: Release, prior: Gaussian, n: int, rng: np.random.Generator) -
     return means[which] + np.einsum("nij,nj->ni", factors[which], rng.standard_normal((n, means.shape[1])))
 
 
-def _hessians(release: Release, prior: Gaussian, rng: np.random.Generator) -> np.ndarray:
+def _hessians(release: NoisyRelease, prior: Gaussian, rng: np.random.Generator) -> np.ndarray:
     """Draws of H from its posterior by slice sampling: the error E has a Gaussian prior, the rest is the likelihood."""
     center, sd, prior_cov = release.hessian, release.hessian_sd, np.linalg.inv(prior.precision)
     start = believable(center, sd)
@@ -146,7 +146,7 @@ def _hessians(release: Release, prior: Gaussian, rng: np.random.Generator) -> np
     return center + error
 
 
-def _evidence(release: Release, hessian: np.ndarray, mean: np.ndarray, cov: np.ndarray) -> np.ndarray:
+def _evidence(release: NoisyRelease, hessian: np.ndarray, mean: np.ndarray, cov: np.ndarray) -> np.ndarray:
     """``log N(ĝ; −H(μ_0 − x), H + Σ + H C_0 H)`` for each H: θ is integrated out."""
     spread = hessian + np.diag(release.gradient_sd**2) + hessian @ cov @ hessian
     off = release.gradient + hessian @ (mean - release.x)

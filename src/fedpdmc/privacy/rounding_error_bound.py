@@ -25,7 +25,7 @@ import numpy as np
 from fedpdmc.errors import InputError
 from fedpdmc.privacy.accountant import Sensitivity, up
 from fedpdmc.privacy.declared_bounds import Bounds
-from fedpdmc.privacy.sensitivity import Model, largest_row, row_bounds, slopes
+from fedpdmc.privacy.sensitivity import ModelFacts, largest_row, row_bounds, slopes
 
 UNIT = 2.0**-53
 # Largest and smallest limit on the whitened distance of plans.
@@ -69,7 +69,7 @@ def gamma(n: float) -> float:
 
 
 def limits(
-    model: Model,
+    model: ModelFacts,
     bounds: Bounds,
     neighbours: str,
     scale: np.ndarray,
@@ -117,7 +117,7 @@ def limits(
 
 
 def gradient_rounding(
-    model: Model, bounds: Bounds, neighbours: str, scale: np.ndarray, center: np.ndarray, distance: float
+    model: ModelFacts, bounds: Bounds, neighbours: str, scale: np.ndarray, center: np.ndarray, distance: float
 ) -> float:
     """A bound on the Euclidean norm of the rounding error of ``Sᵀ∇U_m`` at whitened distance at most ``distance``."""
     dim, terms = scale.shape[1], float(bounds.most_records)
@@ -138,7 +138,7 @@ def gradient_rounding(
     offset = 0.0 if bounds.offset is None else max(map(abs, bounds.offset))
     z = k * distance + longest * where + offset
     if model.loss == "linear":
-        weight = float(np.max(model.weight))
+        weight = float(np.max(model.weight)) * bounds.weight
         high = 0.0 if bounds.outcome is None else max(map(abs, bounds.outcome))
         # Sums of public covariates have the same bits for both neighbours.
         known = gamma(3 * dim + 32) if neighbours == "label" else many
@@ -158,7 +158,7 @@ def _within_region(bounds: Bounds, scale: np.ndarray, center: np.ndarray) -> flo
     return min(FARTHEST, up(reach / least)) if least > 0 else FARTHEST
 
 
-def hessian_rounding(model: Model, bounds: Bounds, neighbours: str, distance: float) -> float:
+def hessian_rounding(model: ModelFacts, bounds: Bounds, neighbours: str, distance: float) -> float:
     """Bound on the Frobenius norm of rounding in ``∇²U_m`` at a point of this norm, in the model's own parameters."""
     terms, many = float(bounds.most_records), gamma(bounds.most_records + 3 * model.dim + 32)
     if model.loss in ("cox", "gaussian_mean"):
@@ -166,7 +166,7 @@ def hessian_rounding(model: Model, bounds: Bounds, neighbours: str, distance: fl
     rows = row_bounds(model, bounds)
     longest = largest_row(rows, np.eye(model.dim)).k_2
     if model.loss == "linear":
-        return up(terms * float(np.max(model.weight)) * longest**2 * many)
+        return up(terms * float(np.max(model.weight)) * bounds.weight * longest**2 * many)
     slope = slopes(model, bounds, neighbours)
     offset = 0.0 if bounds.offset is None else max(map(abs, bounds.offset))
     shift = gamma(2 * model.dim + 8) * (longest * distance + offset)

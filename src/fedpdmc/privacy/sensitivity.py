@@ -1,8 +1,8 @@
 """Sensitivity: how much one record can change a site's gradient, from declared bounds alone.
 
-The gradient of one record is ``ℓ'(ξ·x; y) ξ``. A flip's rate is ``(v_i ∂_i(U_m − q_m))_+ + ρ``, and the positive part is
-1-Lipschitz, so a rate changes by at most ``|v_i|`` times the change of ``∂_i U_m``; the public ``q_m`` cancels. In whitened
-coordinates the change is ``Sᵀ(ℓ' ξ − ℓ̃' ξ̃)``.
+The gradient of one record is ``w ℓ'(ξ·x; y) ξ`` with a weight w of at most the declared one. A flip's rate is
+``(v_i ∂_i(U_m − q_m))_+ + ρ``, and the positive part is 1-Lipschitz, so a rate changes by at most ``|v_i|`` times the change
+of ``∂_i U_m``; the public ``q_m`` cancels. In whitened coordinates the change is ``Sᵀ(w ℓ' ξ − w̃ ℓ̃' ξ̃)``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOST_CORNERS = 12
 WIDEST = 8.0
 
 
-class Model(NamedTuple):
+class ModelFacts(NamedTuple):
     """The public facts about a model that determine its sensitivity.
 
     Attributes
@@ -62,8 +62,12 @@ class Slopes(NamedTuple):
     label_second: float
 
 
-def slopes(model: Model, bounds: Bounds, neighbours: str) -> Slopes:
-    """The loss's own bounds on the declared domain; infinite if there are none."""
+def slopes(model: ModelFacts, bounds: Bounds, neighbours: str) -> Slopes:
+    """The loss's own bounds on the declared domain, times the largest weight; infinite if there are none."""
+    return Slopes(*(bounds.weight * slope for slope in _slopes(model, bounds)))
+
+
+def _slopes(model: ModelFacts, bounds: Bounds) -> Slopes:
     if model.loss == "logistic":
         return Slopes(1.0, 0.25, 1.0, 0.0)
     if model.loss == "student_t":
@@ -83,12 +87,12 @@ def slopes(model: Model, bounds: Bounds, neighbours: str) -> Slopes:
     return Slopes(weight * (reach + max(abs(low), abs(high))), weight, weight * (high - low), 0.0)
 
 
-def sensitivity(model: Model, bounds: Bounds, neighbours: str, scale: np.ndarray) -> Sensitivity:
+def sensitivity(model: ModelFacts, bounds: Bounds, neighbours: str, scale: np.ndarray) -> Sensitivity:
     """``K_∞, K_1, K_2`` of a site's potential in whitened coordinates ``x = c + S a``.
 
     Parameters
     ----------
-    model : Model
+    model : ModelFacts
     bounds : Bounds
         Declared bounds of the records.
     neighbours : {"replace", "add-remove", "label"}
@@ -113,7 +117,7 @@ def sensitivity(model: Model, bounds: Bounds, neighbours: str, scale: np.ndarray
     return found
 
 
-def _changes(model: Model, bounds: Bounds, neighbours: str, scale: np.ndarray) -> Sensitivity:
+def _changes(model: ModelFacts, bounds: Bounds, neighbours: str, scale: np.ndarray) -> Sensitivity:
     if model.loss == "cox":
         return _cells(scale, neighbours)
     if model.loss == "gaussian_mean":
@@ -127,7 +131,7 @@ def _changes(model: Model, bounds: Bounds, neighbours: str, scale: np.ndarray) -
     return Sensitivity(*(model.rows * factor * k for k in largest))
 
 
-def derivative_sensitivity(model: Model, bounds: Bounds, neighbours: str) -> tuple[float, float]:
+def derivative_sensitivity(model: ModelFacts, bounds: Bounds, neighbours: str) -> tuple[float, float]:
     """Euclidean sensitivity of ``∇U_m(x)`` and Frobenius sensitivity of ``∇²U_m(x)`` in the model's own parameters."""
     gradient = sensitivity(model, bounds, neighbours, np.eye(model.dim)).k_2
     if model.loss == "cox":
@@ -145,7 +149,7 @@ def derivative_sensitivity(model: Model, bounds: Bounds, neighbours: str) -> tup
     return gradient, model.rows * factor * square
 
 
-def averaged_sensitivity(model: Model, bounds: Bounds, spread: np.ndarray) -> float:
+def averaged_sensitivity(model: ModelFacts, bounds: Bounds, spread: np.ndarray) -> float:
     """The factor by which sensitivity grows if derivatives are averaged over ``N(x, S Sᵀ)`` with ``S = spread``.
 
     Bounds on ``ℓ'`` and ``ℓ''`` also hold for their averages. Only intensities of a Poisson model are bounded by the
@@ -160,7 +164,7 @@ def averaged_sensitivity(model: Model, bounds: Bounds, spread: np.ndarray) -> fl
     return up(math.exp(0.5 * deviation**2))
 
 
-def _check(model: Model, bounds: Bounds, neighbours: str) -> None:
+def _check(model: ModelFacts, bounds: Bounds, neighbours: str) -> None:
     if neighbours not in NEIGHBOURS:
         raise InputError("neighbours", repr(neighbours), f"Give one of {', '.join(map(repr, NEIGHBOURS))}.")
     if model.loss == "cox" and neighbours == "label":
@@ -176,7 +180,7 @@ def _check(model: Model, bounds: Bounds, neighbours: str) -> None:
         raise InputError("Bounds(outcome)", repr(bounds.outcome), "Counts are not negative: give (0, high).")
 
 
-def _missing(model: Model, neighbours: str) -> InputError:
+def _missing(model: ModelFacts, neighbours: str) -> InputError:
     wanted = "outcome=(low, high)" if neighbours == "label" else "outcome=(low, high) and region=..."
     return InputError(
         "Bounds",
@@ -185,7 +189,7 @@ def _missing(model: Model, neighbours: str) -> InputError:
     )
 
 
-def row_bounds(model: Model, bounds: Bounds) -> Bounds:
+def row_bounds(model: ModelFacts, bounds: Bounds) -> Bounds:
     """The declared bounds on covariates; those of an autoregression follow from the range of its values."""
     if not model.series:
         if bounds.norm is None and bounds.box is None:
@@ -196,7 +200,7 @@ def row_bounds(model: Model, bounds: Bounds) -> Bounds:
     return Bounds(box=[max(map(abs, bounds.outcome)) or 1e-300, 1.0])
 
 
-def predictor_reach(model: Model, bounds: Bounds) -> float:
+def predictor_reach(model: ModelFacts, bounds: Bounds) -> float:
     """A bound on ``|ξ·x|`` on the declared region."""
     region = bounds.sizes("region", model.dim)
     if region is None:
@@ -243,7 +247,7 @@ def _cells(scale: np.ndarray, neighbours: str) -> Sensitivity:
     )
 
 
-def _means(model: Model, bounds: Bounds, neighbours: str, scale: np.ndarray) -> Sensitivity:
+def _means(model: ModelFacts, bounds: Bounds, neighbours: str, scale: np.ndarray) -> Sensitivity:
     """Gaussian means: a record's gradient is ``w (x − y)``, so x matters only if a record is added or removed."""
     weight = np.broadcast_to(model.weight, (model.dim,))
     region = bounds.sizes("region", model.dim)

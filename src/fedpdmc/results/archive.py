@@ -14,16 +14,14 @@ import zarr
 
 from fedpdmc import dynamics as all_dynamics
 from fedpdmc._jax.precision import double_precision
-from fedpdmc.bent_coordinates import Bend
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.errors import InputError
-from fedpdmc.models.variables import StoredVariables
+from fedpdmc.models.user_function import StoredVariables
 from fedpdmc.results import manifest
-from fedpdmc.results.path_store import DrawStore, SkeletonStore, Store
+from fedpdmc.results.path_store import DrawStore, RunState, SkeletonStore, Store
 from fedpdmc.results.posterior import Posterior
-from fedpdmc.results.run_state import RunState
 from fedpdmc.results.skeleton import Moments, Skeleton
-from fedpdmc.whitening import Reference
+from fedpdmc.whitening import Bend, Reference
 
 FORMAT = 4
 # Draws of a model's variables are stored, this many of each chain: the functions that compute them are not stored.
@@ -71,7 +69,9 @@ def _write(post: Posterior, path: Path, state: RunState | None) -> None:
     arrays |= {} if post.reference.bend is None else post.reference.bend.packed()
     arrays |= {"origin": post.origin} | _store_arrays(post.store)
     if post.transformed:
-        variables = post.variables(min(MOST_VARIABLES, post.most_draws))
+        # At the turns, if there are any, so that the summary is that of the posterior in memory.
+        n = post.diagnostic_draws() if post.store.turns else min(MOST_VARIABLES, post.most_draws)
+        variables = post.variables(n)
         group.attrs["variables"] = list(variables)
         arrays |= {VARIABLES + name: value for name, value in variables.items()}
         arrays |= {ORIGINS + name: value for name, value in post.origin_variables().items()}

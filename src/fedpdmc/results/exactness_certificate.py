@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedpdmc._jax.precision import double_precision
-from fedpdmc.clocks import AdaptiveClock, Clock, JumpClock
+from fedpdmc.clocks import AdaptiveClock, Clock
 from fedpdmc.enclosures import inventory
 from fedpdmc.potentials import Program, Shared, Sum
 from fedpdmc.potentials.jax_function import NOISE, SAMPLES
+
+TITLES = ("rules", "known as a whole", "TAUGHT BY THE USER")
 
 
 @double_precision
@@ -30,7 +32,7 @@ def _entry(name: str, clock: Clock | None) -> dict[str, Any]:
     if clock is None:
         return {"site": name, "clock": "at the site"}
     entry: dict[str, Any] = {"site": name, "clock": clock.name, "domain": clock.domain}
-    entry["certified"] = not isinstance(clock.between if isinstance(clock, JumpClock) else clock, AdaptiveClock)
+    entry["certified"] = not isinstance(clock, AdaptiveClock)
     program = _program(getattr(clock, "potential", None))
     if program is None:
         return entry | {"model": "built in: its bounds are derived in the source"}
@@ -39,12 +41,8 @@ def _entry(name: str, clock: Clock | None) -> dict[str, Any]:
     if not entry["certified"]:
         return entry
     entry["continuity"] = "shown"
-    if isinstance(clock, JumpClock):
-        entry["continuity"] = "shown where no compared values are equal"
-        entry["jumps"] = (
-            f"at {clock.level.shape[-1]} surfaces, where values are equal that are compared at {', '.join(clock.lines)}; a "
-            "rise D of the potential is crossed with probability min(1, exp(-D)), and the path is reflected otherwise"
-        )
+    if lines := program.assertions:
+        entry |= {"certified": False, "continuity": f"ASSERTED BY THE USER and not shown, at {', '.join(lines)}"}
     entry["rounding"] = "a bound is carried with every value"
     if "Taylor polynomial" in entry["domain"] and program.noise is not None:
         entry["rounding"] = (
@@ -53,6 +51,9 @@ def _entry(name: str, clock: Clock | None) -> dict[str, Any]:
             f"the run ({NOISE:g} times the proved bound at {SAMPLES} points)"
         )
     return entry
+
+
+ASSERTED = "they are exact if the continuity that the user asserts holds"
 
 
 def _program(potential: Any) -> Program | None:
@@ -83,24 +84,36 @@ class Certificate(list[dict[str, Any]]):
         )
         self.certified, self.prior_site, self.walls = certified, prior_site, walls
 
+    @property
+    def asserted(self) -> bool:
+        """Whether all is proved but the continuity of functions for which the user vouches."""
+        open_questions = [entry for entry in self if not entry.get("certified", True)]
+        return bool(open_questions) and all("ASSERTED" in entry.get("continuity", "") for entry in open_questions)
+
     def __str__(self) -> str:
         head = "Event times are exact under the proofs below." if self.certified else "Event times are NOT certified."
+        if self.asserted:
+            head += f" {ASSERTED[0].upper()}{ASSERTED[1:]}."
         lines = [f"{head} This says nothing about convergence."]
         if self.walls:
             lines.append(
                 f"constraints: {self.walls} walls, at which the coordinator reflects every path when it meets them"
             )
+        # Sites with the same proof are named together.
+        alike: dict[str, list[dict[str, Any]]] = {}
         for entry in self:
-            name = f"{entry['site']} (coordinator)" if entry["site"] == self.prior_site else entry["site"]
-            lines.append(f"{name}: {entry['clock']}" + (f", {entry['domain']}" if entry.get("domain") else ""))
-            for key in ("model", "continuity", "jumps", "rounding", "evaluations"):
+            proof = entry | {"site": entry["site"] == self.prior_site, "evaluations": 0}
+            alike.setdefault(repr(proof), []).append(entry)
+        for entries in alike.values():
+            entry, counts = entries[0], [one["evaluations"] for one in entries]
+            names = [f"{x['site']} (coordinator)" if x["site"] == self.prior_site else x["site"] for x in entries]
+            domain = f", {entry['domain']}" if entry.get("domain") else ""
+            lines.append(f"{', '.join(names)}: {entry['clock']}{domain}")
+            for key in ("model", "continuity", "rounding"):
                 if key in entry:
                     lines.append(f"  {key}: {entry[key]}")
-            for key, title in (
-                ("primitives", "rules"),
-                ("functions", "known as a whole"),
-                ("taught", "TAUGHT BY THE USER"),
-            ):
+            lines.append(f"  evaluations: {', '.join(f'{count:,}' for count in counts)}")
+            for key, title in zip(("primitives", "functions", "taught"), TITLES, strict=True):
                 if entry.get(key):
                     lines.append(f"  {title}: {', '.join(entry[key])}")
         return "\n".join(lines)

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 
 from fedpdmc.errors import InputError
@@ -26,10 +27,10 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def replace(path: Path, content: bytes) -> None:
+def replace(path: Path, content: bytes, mode: int = 0o666) -> None:
     """Write a file whole or not at all; it is on the disk when this returns."""
     draft = path.with_name(path.name + DRAFT)
-    with open(draft, "wb") as file:
+    with open(draft, "wb", opener=partial(os.open, mode=mode)) as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

@@ -1,14 +1,14 @@
-"""What is kept of the paths: the whole skeleton, or moments and a bounded number of draws."""
+"""What is kept of a run: its state between two blocks, and its paths as a whole skeleton, or as moments and some draws."""
 
 from __future__ import annotations
 
 import abc
 import copy
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedpdmc.dynamics import QUARTER, Flow
-from fedpdmc.dynamics.quarter_turns import first_waits
+from fedpdmc.dynamics import QUARTER, Flow, first_waits
 from fedpdmc.errors import InputError
 from fedpdmc.results.skeleton import Block, Moments, Skeleton, join
 
@@ -210,3 +210,35 @@ class DrawStore(Store):
         if n * step >= LEAST_COVER * kept:
             return self._draws[:, (kept - 1 - step * (n - 1)) // 2 :: step][:, :n]
         return self._draws[:, ((np.arange(n) + 0.5) * kept / n).astype(int)]
+
+
+class RunState(NamedTuple):
+    """Facts that JSON can hold, and arrays by name.
+
+    An archive and the store of a network study both hold one. `fedpdmc.sampling.run_state_arrays` says what the arrays are.
+    """
+
+    facts: dict[str, Any]
+    arrays: dict[str, np.ndarray]
+
+
+def cannot_go_on(settings: dict[str, Any]) -> InputError:
+    """Why a posterior has no run, and what to do."""
+    if settings.get("exact") is False:
+        return InputError(
+            "extend",
+            "a private answer in one shot, which has no chains",
+            "Sample again, with method='exact' or more budget.",
+        )
+    if "contract" in settings:
+        return InputError(
+            "extend",
+            f"a saved posterior of study {settings['study']!r}, whose sites are on a network",
+            "The study continues from the coordinator's store: fedpdmc.sample(fedpdmc.connect(contract, ..., store=folder), "
+            "ess=...), or `fedpdmc coordinator study.toml --store folder`.",
+        )
+    return InputError(
+        "extend",
+        "a saved posterior without the state of its run",
+        "Restore the archive from a whole copy, or sample again and save with this version of fedpdmc.",
+    )

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from fedpdmc._jax.compilation import mapped
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.console.interrupts import deferred
-from fedpdmc.dynamics import Dynamics
+from fedpdmc.dynamics import Dynamics, Flow
 from fedpdmc.errors import InputError
-from fedpdmc.models.variables import StoredVariables, Variables
+from fedpdmc.models.user_function import StoredVariables, Variables, variables
 from fedpdmc.results.diagnostics import Diagnosis, diagnose, energy, quantile_errors
 from fedpdmc.results.exactness_certificate import Certificate
-from fedpdmc.results.function_averages import average, expectation, moments_of
-from fedpdmc.results.path_store import SkeletonStore, Store
-from fedpdmc.results.run_state import RunState, cannot_go_on
+from fedpdmc.results.path_store import RunState, SkeletonStore, Store, cannot_go_on
 from fedpdmc.results.skeleton import Skeleton
 from fedpdmc.results.verdict import Verdict, judge, other_modes_crossed
-from fedpdmc.validation import integer, probability
+from fedpdmc.validation import LEVEL, integer, probability
 from fedpdmc.whitening import Reference
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from fedpdmc.results.summary import Summary
 
 # Draws per unit of process time for the diagnostics of rotating paths, while there are not too many.
@@ -42,6 +45,15 @@ class Continuation(Protocol):
 
     def extend(self, *, duration: Any, ess: Any, sites: Any, prior: Any, progress: bool) -> Posterior:
         """The posterior of a longer run."""
+        ...
+
+    @property
+    def members(self) -> Sequence[Any]:
+        """The sites in this process; none for a network or an archive."""
+        ...
+
+    def each_site(self, sites: Any) -> dict[str, Any] | None:
+        """Mean and covariance by each site's own records and the prior, None for a site without; None: sites elsewhere."""
         ...
 
 
@@ -170,7 +182,7 @@ class Posterior:
             Whether it takes a dict of the variables that `summary` shows, by name, instead.
         """
         if named:
-            f = self._named.before(f)
+            f = self.named.before(f)
         if self.store.turns:
             return average(f, self.draws(self.store.turns).reshape(-1, len(self.names)))
         return expectation(f, self.skeleton, self.dynamics.flow, self.reference)
@@ -258,6 +270,17 @@ class Posterior:
         """The run's state as data that `save` writes; None for a run that cannot continue from it."""
         return None if self._run is None else self._run.state()
 
+    @property
+    def run(self) -> Continuation | None:
+        """The run that `extend` continues, if there is one."""
+        return self._run
+
+    def named_by(self, sites: Any = None) -> Variables | StoredVariables:
+        """`named`, from the given sites if only draws of the variables are on disk."""
+        if sites is None or not isinstance(self._variables, StoredVariables):
+            return self.named
+        return variables(list(sites), self.names) or self.named
+
     def attach(self, run: Continuation) -> None:
         """Attach the run that `extend` continues."""
         self._run = run
@@ -306,7 +329,7 @@ class Posterior:
             raise InputError("sites", "None with a prior", "Give both, as they were given to sample(), or neither.")
         return self._run.extend(duration=duration, ess=ess, sites=sites, prior=prior, progress=progress)
 
-    def summary(self, level: float = 0.9, *, interval: str = "quantile", exp: bool = False) -> Summary:
+    def summary(self, level: float = LEVEL, *, interval: str = "quantile", exp: bool = False) -> Summary:
         """A table of the parameters, which prints with the verdict on convergence first and how the run went last.
 
         Parameters
@@ -327,24 +350,53 @@ class Posterior:
 
         return summary(self, level, interval, exp)
 
+    def ratios(
+        self, increments: Mapping[str, float] | None = None, *, level: float = LEVEL, kind: str | None = None
+    ) -> pd.DataFrame:
+        """Odds, rate, hazard or time ratios of all terms but the intercept, as the family has them: medians and intervals.
+
+        Parameters
+        ----------
+        increments : mapping, optional
+            By how much a column increases, in its own units, ``{"age": 10}``; of one that enters by its logarithm a factor.
+            A column left out: a round number near one standard deviation of its values, which the label says; one unit of
+            zeros and ones.
+        level : float
+        kind : str, optional
+            Of a Weibull model "time ratio" (if None) or "hazard ratio".
+        """
+        from fedpdmc.results.forest_plot import EffectScale, ratios
+
+        return ratios(self, EffectScale.of(self), increments, level, kind)
+
     def variables(self, n: int) -> dict[str, np.ndarray]:
         """Draws of the model's variables by name, each of shape (chains, n, …).
 
         The variables of a NumPyro model have their constrained values and their own shapes; a parameter of any other model
         is a variable itself.
         """
-        return self._named.of(self.draws(n))
+        return self.named.of(self.draws(n))
 
     def origin_variables(self) -> dict[str, np.ndarray]:
         """The model's variables at the starts of the chains, each of shape (chains, 1, …)."""
-        return self._named.at_origin(self.origin[:, None])
+        return self.named.at_origin(self.origin[:, None])
 
     @property
-    def _named(self) -> Variables | StoredVariables:
+    def named(self) -> Variables | StoredVariables:
+        """The model's variables as functions of the coordinates, or their draws from disk."""
         return self._variables or Variables([], {name: i for i, name in enumerate(self.names)})
 
-    def to_arviz(self, draws: int = 1000, chains: int | None = None):
-        """The draws as an ArviZ ``InferenceData``, with the settings as attributes.
+    def to_arviz(
+        self,
+        draws: int = 1000,
+        chains: int | None = None,
+        *,
+        log_likelihood: bool = False,
+        posterior_predictive: bool = False,
+        sites: Any = None,
+        seed: int | None = None,
+    ):
+        """The draws as an ArviZ ``InferenceData`` (from ArviZ 1 on an xarray ``DataTree``), with the settings as attributes.
 
         The group ``posterior`` holds the model's variables in the model's order, ``sample_stats`` the energy. If the
         variables are not the coordinates that were sampled, the latter are in ``unconstrained_posterior``.
@@ -359,10 +411,18 @@ class Posterior:
             Draws in each chain that ArviZ sees, rounded up to what the chains can share.
         chains : int, optional
             How many chains ArviZ sees; 4 by default, or as many as there are if that is fewer.
+        log_likelihood, posterior_predictive : bool
+            Add the log density of every record's response, or a new response, at each draw, and ``observed_data``: for sites
+            from a table in this process. Over a network records stay at their sites: `fedpdmc.assessment.assess`. Times
+            until an event are not censored in new responses.
+        sites : Sites, optional
+            For a posterior from `fedpdmc.load`, which has no records.
+        seed : int, optional
+            Of the new responses.
         """
         from fedpdmc.results.arviz_export import to_arviz
 
-        return to_arviz(self, draws, chains)
+        return to_arviz(self, draws, chains, log_likelihood, posterior_predictive, sites, seed)
 
     def report(
         self,
@@ -394,13 +454,44 @@ class Posterior:
 
         told: dict[str, Any] = {}
         if sites is not None:
-            told = {"about": sites.lines(), "released": sites.released(), "ratios": sites.ratios()}
-            told["dropped"] = sites.dropped()
+            told = {"about": sites.lines(), "released": sites.released(), "effect_scale": sites.effect_scale}
+            told |= {"dropped": sites.dropped(), "sites": sites}
         return write_report(self, path, title=title, question=question, assessment=assessment, **told)
 
-    def plot_forest(self, **options: Any):
-        """Intervals of every parameter: `arviz.plot_forest` with its options."""
-        return self._plot("plot_forest", {"combined": True, "hdi_prob": 0.9} | options)
+    def plot_forest(
+        self,
+        names: Sequence[str] | None = None,
+        *,
+        by: str | None = None,
+        increments: Mapping[str, float] | None = None,
+        level: float = LEVEL,
+        kind: str | None = None,
+        exp: bool | None = None,
+        sites: Any = None,
+    ):
+        """Medians and intervals on the scale of the family: ratios on a log axis with a line at 1, or differences.
+
+        Parameters
+        ----------
+        names : sequence of str, optional
+            Coefficients, as `summary` names them; all but the intercept if None.
+        by : {None, "site"}
+            "site": for each coefficient the estimates by each site's own records, with squares of an area in proportion to
+            their weight, and below them the posterior of all as a diamond.
+        increments, level, kind
+            As `ratios` takes them.
+        exp : bool, optional
+            Whether to draw exponentials, of a model whose family is not known.
+        sites : Sites, optional
+            For ``by="site"`` of a posterior from `fedpdmc.load`, which has no records.
+
+        Returns
+        -------
+        array of matplotlib axes
+        """
+        from fedpdmc.results.forest_plot import plot_forest
+
+        return plot_forest(self, names, by, increments, level, kind, exp, sites)
 
     def plot_trace(self, **options: Any):
         """Densities and traces: `arviz.plot_trace` with its options."""
@@ -408,7 +499,7 @@ class Posterior:
 
     def plot_pairs(self, **options: Any):
         """Scatter plots of pairs of parameters: `arviz.plot_pair` with its options."""
-        return self._plot("plot_pair", {"kind": "kde"} | options)
+        return self._plot("plot_pair", options)
 
     def _plot(self, kind: str, options: dict[str, Any]):
         from fedpdmc.results.arviz_export import plot
@@ -431,3 +522,45 @@ class Posterior:
         from fedpdmc.results.archive import save
 
         save(self, Path(path), state)
+
+
+# Gauss–Legendre nodes on each piece of path, the longest piece of a rotation that they cover, and pieces at a time.
+NODES, LONGEST_PIECE, BATCH = 4, 0.5, 2**14
+
+
+def expectation(f: Callable[[Any], Any], skeleton: Skeleton, flow: Flow, reference: Reference) -> np.ndarray:
+    """``(1/T) ∫ f(x(t)) dt`` over all chains, with Gauss–Legendre nodes on every segment."""
+    nodes, weights = np.polynomial.legendre.leggauss(NODES)
+    average = jax.jit(lambda x, w: jnp.tensordot(w, mapped(f)(reference.to_x(x)), 1))
+    total, durations = None, skeleton.durations
+    pieces = np.ones(len(durations), int)
+    if flow.rotating:
+        pieces = np.maximum(np.ceil(durations / LONGEST_PIECE), 1).astype(int)
+    knot = np.repeat(np.arange(len(durations)), pieces)
+    piece = np.arange(len(knot)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    length = durations[knot] / pieces[knot]
+    for rows in np.array_split(np.arange(len(knot)), max(1, len(knot) // BATCH)):
+        times = (piece[rows, None] + (nodes + 1) / 2) * length[rows, None]
+        p, q = (np.asarray(w)[..., None] for w in flow.weights(jnp.asarray(times)))
+        a = p * skeleton.a[knot[rows], None] + q * skeleton.v[knot[rows], None]
+        w = length[rows, None] * weights / 2
+        part = np.asarray(average(jnp.asarray(a.reshape(-1, a.shape[-1])), jnp.asarray(w.ravel())))
+        total = part if total is None else total + part
+    return np.asarray(total) / durations.sum()
+
+
+def average(f: Callable[[Any], Any], draws: np.ndarray) -> np.ndarray:
+    """The mean of ``f`` over draws (n, d)."""
+    total = jax.jit(lambda x: jnp.sum(mapped(f)(x), 0))
+    parts = np.array_split(draws, max(1, len(draws) // BATCH))
+    return np.asarray(sum(np.asarray(total(jnp.asarray(part))) for part in parts)) / len(draws)
+
+
+def moments_of(store: Store, reference: Reference, draws: int) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and covariance of x: of the whitened ones, or over so many draws where coordinates are bent."""
+    if reference.bend is not None:
+        x = reference.to_x(store.draws(draws)).reshape(-1, reference.dim)
+        return x.mean(0), np.cov(x.T, bias=True).reshape(2 * (reference.dim,))
+    moments, scale = store.moments(), np.asarray(reference.matrix)
+    cov = scale @ moments.cov() @ scale.T
+    return reference.to_x(moments.mean()), (cov + cov.T) / 2

@@ -205,9 +205,12 @@ class Skeleton(Knots):
         return join([Block((a, v), [], time, self.end), rest])
 
     def jumps(self, flow: Flow, until: float) -> Arrays:
-        """Number of jumps of each chain's velocity up to a time: (C,)."""
+        """Number of jumps of each chain's velocity up to a time: (C,). With a change of pace alone, none."""
         moved = flow.move(self.a, self.v, self.durations)[1]
-        changed = np.abs(moved[:-1] - self.v[1:]).max(1) > SMALL_CHANGE * (1 + np.abs(self.v[1:]).max(1))
+        before, after = moved[:-1], self.v[1:]
+        if after.shape[1] > 1:
+            before, after = (v / np.linalg.norm(v, axis=1, keepdims=True) for v in (before, after))
+        changed = np.abs(before - after).max(1) > SMALL_CHANGE * (1 + np.abs(after).max(1))
         changed = np.concatenate([[False], changed])
         changed[self.offsets[:-1]] = False
         return np.bincount(self.owners()[changed & (self.t <= until)], minlength=self.chains)

@@ -10,8 +10,9 @@ import pandas as pd
 
 from fedpdmc.console.wrapping import terminal_width, wrapped
 from fedpdmc.results.diagnostics import diagnose, energy
+from fedpdmc.results.exactness_certificate import ASSERTED
 from fedpdmc.results.verdict import TO_DO
-from fedpdmc.validation import one_of, probability
+from fedpdmc.validation import interval_ends, one_of
 
 if TYPE_CHECKING:
     from fedpdmc.results.posterior import Posterior
@@ -99,23 +100,23 @@ def _escaped(text: str) -> str:
 
 def summary(post: Posterior, level: float, interval: str, exp: bool) -> Summary:
     """The table of `Posterior.summary`."""
-    level = probability("summary(level)", level, "Give a probability between 0 and 1, such as 0.95.")
+    ends = interval_ends("summary(level)", level)
     one_of("summary(interval)", interval, ("quantile", "hdi"))
     names, moments, draws, found = _parameters(post) if not post.transformed else _variables(post)
     if exp:
         draws, moments = np.exp(draws), None
     flat = draws.reshape(-1, len(names))
     mean, sd = (flat.mean(0), flat.std(0)) if moments is None else moments
-    low, high = _interval(flat, level, interval)
-    mark, tail = ("hdi_" if interval == "hdi" else ""), 50 * (1 - level)
+    low, high = _interval(flat, list(ends.values()), interval)
+    below, above = (("hdi_" if interval == "hdi" else "") + name for name in ends)
     table = Summary(
         {
             "mean": mean,
             "sd": sd,
             "mcse": sd * found.error[:-1],
             "median": np.median(flat, 0),
-            f"{mark}{tail:.4g}%": low,
-            f"{mark}{100 - tail:.4g}%": high,
+            below: low,
+            above: high,
             "ess": found.ess[:-1],
             "ess_tail": found.tail[:-1],
             "rhat": found.rhat[:-1],
@@ -136,7 +137,7 @@ def _parameters(post: Posterior):
 
 def _variables(post: Posterior):
     """Variables that are functions of the coordinates: all from draws."""
-    from fedpdmc.models.variables import scalars
+    from fedpdmc.models.user_function import scalars
 
     n = post.diagnostic_draws()
     values = scalars(post.variables(n))
@@ -150,12 +151,12 @@ def _variables(post: Posterior):
     return names, None, draws, found
 
 
-def _interval(flat: np.ndarray, level: float, interval: str) -> np.ndarray:
+def _interval(flat: np.ndarray, ends: list[float], interval: str) -> np.ndarray:
     """Ends of shape (2, q): of equal tails, or of the shortest interval that holds enough of the draws."""
     if interval == "quantile":
-        return np.quantile(flat, [(1 - level) / 2, (1 + level) / 2], axis=0)
+        return np.quantile(flat, ends, axis=0)
     ordered = np.sort(flat, 0)
-    inside = min(max(int(np.ceil(level * len(ordered))), 1), len(ordered) - 1)
+    inside = min(max(int(np.ceil((ends[1] - ends[0]) * len(ordered))), 1), len(ordered) - 1)
     widths = ordered[inside:] - ordered[: len(ordered) - inside]
     first, columns = np.argmin(widths, 0), np.arange(flat.shape[1])
     return np.stack([ordered[first, columns], ordered[first + inside, columns]])
@@ -189,6 +190,8 @@ def bounds_line(post: Posterior) -> str:
     """What is proved about the event times, which is not convergence."""
     if post.certified:
         return "event bounds: certified (every event time is exact; this says nothing about convergence)"
+    if post.certificate.asserted:
+        return f"event bounds: NOT certified: {ASSERTED} (this is apart from convergence)"
     seen = f"{int(post.violations.sum()):,} violations seen"
     return f"event bounds: NOT certified: not exact; {seen} (this is apart from convergence)"
 

@@ -12,20 +12,17 @@ from fedpdmc.console.interrupts import deferred
 from fedpdmc.console.progress import show_prior, showing
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.errors import InputError
-from fedpdmc.members.member import DescribedSites
-from fedpdmc.members.site import Site
+from fedpdmc.members.site import DescribedSites, Site
 from fedpdmc.models.grouped import SpreadPrior
 from fedpdmc.models.mixture_prior import MixturePrior
 from fedpdmc.potentials import Quadratic
-from fedpdmc.privacy.schedule import PRIVATE_LAPLACE
+from fedpdmc.privacy.budget_planning import PRIVATE_LAPLACE
 from fedpdmc.results.posterior import Posterior
-from fedpdmc.sampling.arguments import Settings, check_length
-from fedpdmc.sampling.block_length import DEFAULT_ESS
+from fedpdmc.sampling.arguments import Redistributed, Settings, check_length
 from fedpdmc.sampling.defaults import choose
-from fedpdmc.sampling.driver import Sampler
-from fedpdmc.sampling.expected_event_rate import suited
+from fedpdmc.sampling.driver import DEFAULT_ESS, Sampler
 from fedpdmc.sampling.one_shot import private_laplace
-from fedpdmc.sampling.prior_redistribution import Redistributed
+from fedpdmc.sampling.run_cost import replace_if_unsuited
 from fedpdmc.whitening import Reference
 
 ANEW = (
@@ -138,22 +135,26 @@ def sample(
     ConvergenceWarning
         The run has not converged: the message and `Posterior.verdict` say why and what to do.
     """
-    prior_lines: list[str] = []
-    if prior is None and isinstance(sites, DescribedSites):
-        prior, prior_lines = sites.prior, list(sites.prior_lines)
+    described: dict[str, Any] = {"prior": []}
+    if isinstance(sites, DescribedSites):
+        described["effect_scale"] = sites.effect_scale
+        if prior is None:
+            prior, described["prior"] = sites.prior, list(sites.prior_lines)
     if method not in (None, "exact", PRIVATE_LAPLACE):
         raise InputError("method", repr(method), f"Give None, 'exact' or {PRIVATE_LAPLACE!r}.")
     if method == PRIVATE_LAPLACE or (method is None and dynamics is None and _budgeted(sites)):
-        said = {"dynamics": dynamics, "reference": reference, "control": control, "chains": chains, "duration": duration,
+        settings = {"dynamics": dynamics, "reference": reference, "control": control, "chains": chains, "duration": duration,
                 "ess": ess, "burn_in": burn_in, "init": init}  # fmt: skip
-        _nothing_said(said, "A private answer in one shot has no such setting: leave it out, or say method='exact'.")
+        _refuse_settings(
+            settings, "A private answer in one shot has no such setting: leave it out, or say method='exact'."
+        )
         return private_laplace(sites, prior, names, seed)
     check_length(duration, ess)
     if isinstance(sites, StudyConnection):
-        said = {"prior": prior, "dynamics": dynamics, "reference": reference, "control": control, "chains": chains,
+        settings = {"prior": prior, "dynamics": dynamics, "reference": reference, "control": control, "chains": chains,
                 "burn_in": burn_in, "init": init, "seed": seed, "names": names, "constraints": constraints,
                 "bounce": bounce}  # fmt: skip
-        for name, value in said.items():
+        for name, value in settings.items():
             if value is not None:
                 where = "to connect()" if name == "seed" else "in the contract"
                 raise InputError(name, repr(value), f"For a study it is said {where}: leave it out here.")
@@ -165,12 +166,12 @@ def sample(
         chains=chains, duration=duration, ess=ess, burn_in=burn_in, init=init, seed=seed, bounds=bounds, keep=keep,
         names=names, constraints=constraints, bounce=bounce,
     )  # fmt: skip
-    show_prior(progress, prior_lines)
+    show_prior(progress, described["prior"])
     with showing(progress):
         with Uncollected():
-            chosen = suited(choose(wanted))
+            chosen = replace_if_unsuited(choose(wanted))
             sampler = Sampler(chosen, chosen.burn_in(burn_in, duration), keep)
-            sampler.prior_lines = prior_lines
+            sampler.described = described
         sampler.check_budget(0.0 if duration is None else float(duration))
         if sampler.burn_in_time > 0:
             sampler = sampler.burn_in(progress, duration, ess)
@@ -183,7 +184,7 @@ def _budgeted(sites: Any) -> bool:
     return isinstance(members, (list, tuple)) and any(getattr(site, "budget", None) is not None for site in members)
 
 
-def _nothing_said(said: dict[str, Any], remedy: str) -> None:
-    for name, value in said.items():
+def _refuse_settings(settings: dict[str, Any], remedy: str) -> None:
+    for name, value in settings.items():
         if value is not None:
             raise InputError(name, repr(value), remedy)

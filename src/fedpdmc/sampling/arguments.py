@@ -1,26 +1,34 @@
-"""What a user asks for: the arguments of ``sample``, each checked by itself before anything else happens."""
+"""What a user asks for: the arguments of ``sample``, sites and prior that fit together, checked before anything happens."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from fedpdmc.dynamics import Dynamics
-from fedpdmc.dynamics.jumps import BOUNCES
+from fedpdmc.dynamics import BOUNCES, Dynamics
 from fedpdmc.errors import InputError
-from fedpdmc.members.member import Member
+from fedpdmc.members.site import Member, NotBent, Site, no_size
 from fedpdmc.models.grouped import SpreadPrior
 from fedpdmc.models.mixture_prior import MixturePrior
-from fedpdmc.potentials import Quadratic
-from fedpdmc.sampling.prior_redistribution import Redistributed
+from fedpdmc.models.user_function import UserModel
+from fedpdmc.potentials import BentSpreadPrior, ControlVariate, LinearPredictor, Potential, Quadratic, RandomEffects
+from fedpdmc.potentials.padding import bucket, whole_vectors
 from fedpdmc.validation import integer, non_negative, one_of, optional_seed, positive
-from fedpdmc.whitening import Reference
+from fedpdmc.whitening import Bend, Reference
 
-REFERENCES, CONTROLS = ("vb", "laplace", "diagonal", "identity"), ("none", "linear", "quadratic")
+REFERENCES = ("vb", "laplace", "diagonal", "identity")
+CONTROLS = ("none", "linear", "quadratic")
+CHEAP = 256  # records that cost little compared with a compilation
+BURDEN = 8  # the largest factor of padding beyond that
+PADDING = 16384  # records that padding may add to smaller sites with effects, before they are compiled on their own
+SMALLER = 4  # how many times smaller than the largest these sites are
+PRIOR_SITE = "prior"  # the site that walks with a non-Gaussian prior
+CANCELLED = 1e-10  # the size of a sum relative to its largest term below which it is rounding only
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -136,3 +144,235 @@ def check_reference(reference: Reference, dim: int) -> Reference:
     if singular:
         raise InputError("reference", "a singular scale", "Give a scale matrix that can be inverted.")
     return dataclasses.replace(reference, center=jnp.asarray(center, float), scale_tril=jnp.asarray(scale, float))
+
+
+class Redistributed:
+    """A prior that the sites walk with in random shares, renewed at random times (paper, Algorithm 4).
+
+    Site m walks with ``U_m + α_m U_0``: its rate is ``(v_i ∂_i(U_m + α_m U_0))_+`` for flips and ``⟨v, ∇(U_m + α_m U_0)⟩_+``
+    for reflections. The weights α are uniform on the simplex (Dirichlet with all parameters one) and renewed by the
+    coordinator at the times of a Poisson process. For each fixed α the process leaves the posterior invariant, and α is
+    drawn independently of position, velocity and past, so the posterior times the law of α is invariant.
+
+    Parameters
+    ----------
+    prior : Quadratic
+        From `fedpdmc.models`.
+    rate : float
+        How often the weights are drawn, per unit of process time; positive. Each time ends a plan.
+    """
+
+    def __init__(self, prior: Quadratic, rate: float = 0.1):
+        if not isinstance(prior, Quadratic) or prior.records:
+            raise InputError(
+                "Redistributed(prior)", type(prior).__name__, "Give a prior such as fedpdmc.models.normal_prior(dim)."
+            )
+        self.prior, self.rate = prior, positive("Redistributed(rate)", rate, "Give a positive finite rate.")
+
+    def __repr__(self) -> str:
+        return f"Redistributed(rate={self.rate:g})"
+
+
+class PriorSite(Site):
+    """The coordinator's own member, which walks with the prior: it is asked as a site is, but owns no records."""
+
+    def __init__(self, prior: Any):
+        super().__init__(prior, name=PRIOR_SITE)
+
+    def bent(self, bend: Bend | None) -> Site:
+        """The prior of spreads in bent coordinates."""
+        if bend is None:
+            return self
+        if not isinstance(self.potential, LinearPredictor):
+            raise NotBent
+        return PriorSite(BentSpreadPrior.of(self.potential, bend))
+
+
+def check_sites(sites: Any) -> tuple[Member, ...]:
+    """At least one site, and no two of one name; some may be elsewhere."""
+    if isinstance(sites, Site):
+        sites = [sites]
+    try:
+        members: tuple[Any, ...] = tuple(sites)
+    except TypeError as error:
+        raise InputError("sites", type(sites).__name__, "Give a list of fedpdmc.Site.") from error
+    if not members:
+        raise InputError("sites", "no sites", "Give at least one fedpdmc.Site.")
+    for site in members:
+        if not isinstance(site, Member):
+            raise InputError("sites", f"a {type(site).__name__}", "Give fedpdmc.Site objects only.")
+    names = [site.name for site in members]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InputError("sites", f"several sites named {twice[0]!r}", "Give every site its own name.")
+    return members
+
+
+def _is_function(prior: Any) -> bool:
+    return callable(prior) and not isinstance(prior, (Potential, Redistributed, MixturePrior))
+
+
+def check_prior(prior: Any) -> Quadratic | None:
+    """None, or a prior from `fedpdmc.models`, also where it is redistributed; of one with scales, the normal stand-in."""
+    prior = prior.prior if isinstance(prior, Redistributed) else prior
+    prior = prior.stand_in if isinstance(prior, MixturePrior) else prior
+    if prior is None or (isinstance(prior, Quadratic) and not prior.records):
+        return prior
+    raise InputError(
+        "prior",
+        type(prior).__name__,
+        "Give None for a flat prior, one of fedpdmc.models such as normal_prior(dim, ...), or a function of the parameters.",
+    )
+
+
+def resolve_members(
+    sites: Any, prior: Any, init: Any = None, names: Any = None
+) -> tuple[tuple[Member, ...], Quadratic | None, int]:
+    """Sites that know their number of parameters, a Gaussian prior if there is one, and that number.
+
+    A prior that is a function becomes a site of its own. The number comes from the prior, from a site that knows it, from
+    ``init`` or from ``names``.
+    """
+    members = check_sites(sites)
+    if isinstance(prior, (SpreadPrior, UserModel)) or _is_function(prior):
+        if any(site.name == PRIOR_SITE for site in members):
+            raise InputError(
+                "sites", f"a site named {PRIOR_SITE!r}", "Rename it: a prior that is a function is that site."
+            )
+        walked, prior = (prior.spreads, prior.normal) if isinstance(prior, SpreadPrior) else (prior, None)
+        members = (*members, PriorSite(walked))
+    prior = check_prior(prior)
+    unknown = [site for site in members if isinstance(site, Site) and site.known_dim is None]
+    if unknown:
+        dim = _known_dim([site for site in members if site not in unknown], prior, init, names)
+        if dim is None:
+            raise no_size(unknown[0].name)
+        members = tuple(site.sized(dim) if isinstance(site, Site) and site in unknown else site for site in members)
+    dim = check_dimensions(members, prior)
+    return _of_one_size(members), prior, dim
+
+
+def _of_one_size(members: tuple[Member, ...]) -> tuple[Member, ...]:
+    """Sites with the same function and unequal numbers of records padded alike, so that it is compiled once for all."""
+    families: dict[Any, list[Site]] = {}
+    for site in members:
+        if isinstance(site, Site) and site.model is not None:
+            families.setdefault((site.model.family, site.dim), []).append(site)
+    padded = {}
+    for family in families.values():
+        most = max(site.records for site in family)
+        if any(site.records != most for site in family):
+            padded.update({site.name: site.padded(_common(site.records, most)) for site in family})
+    padded.update(_alike_effects([site for site in members if isinstance(site, Site)]))
+    return tuple(padded.get(site.name, site) for site in members)
+
+
+def _alike_effects(sites: list[Site]) -> dict[str, Site]:
+    """Sites with grouped effects padded to one size, or to few where that would add many records."""
+    models = {site.name: site.potential for site in sites if isinstance(site.potential, RandomEffects)}
+    found, left = {}, sorted(models, key=lambda name: models[name].records)
+    while left:
+        size = whole_vectors(models[left[-1]].records)
+        small = [name for name in left if SMALLER * models[name].records <= size]
+        added = sum(size - whole_vectors(models[name].records) for name in small)
+        kept = left[len(small) :] if added > PADDING else left
+        groups = max(models[name].groups for name in kept)
+        found |= {name: models[name].padded(size, groups) for name in kept}
+        left = left[: len(left) - len(kept)]
+    return {site.name: site.holding(found[site.name]) for site in sites if site.name in found}
+
+
+def _common(records: int, most: int) -> int:
+    """A padded number of records: that of the largest site, or where this would be a burden that of the site itself."""
+    size = bucket(most)
+    return size if size <= CHEAP or records * BURDEN >= size else bucket(records)
+
+
+def _known_dim(known: list[Member], prior: Quadratic | None, init: Any, names: Any) -> int | None:
+    """The number of parameters, from the prior, a site, ``init`` or ``names``."""
+    if prior is not None or any(site.coordinates is None for site in known):
+        return problem_dim(known, prior)
+    if init is not None and np.ndim(init) in (1, 2):
+        return int(np.shape(init)[-1])
+    if names is not None and not isinstance(names, str):
+        return len(list(names))
+    return problem_dim(known, None) if known else None
+
+
+def check_dimensions(sites: Sequence[Member], prior: Quadratic | None) -> int:
+    """The number of parameters, on which prior and sites must agree."""
+    dim = problem_dim(sites, prior)
+    covered = np.zeros(dim, bool)
+    for site in sites:
+        if site.coordinates is None and site.dim != dim:
+            raise InputError(
+                f"sites ({site.name!r})",
+                f"a model of {site.dim} parameters where the federation has {dim}",
+                "Give all sites models of the same parameters, or say with coordinates= which ones a site depends on.",
+            )
+        if site.coordinates is not None and site.coordinates.max(initial=-1) >= dim:
+            raise InputError(
+                f"sites ({site.name!r}) coordinates", str(int(site.coordinates.max())), f"Give indices below {dim}."
+            )
+        covered[slice(None) if site.coordinates is None else site.coordinates] = True
+    if prior is None and not covered.all():
+        raise InputError("prior", f"None, with no site that sees coordinate {int(np.argmin(covered))}", "Give a prior.")
+    return dim
+
+
+def problem_dim(sites: Sequence[Member], prior: Quadratic | None) -> int:
+    """Number of parameters of the federation."""
+    if prior is not None:
+        return prior.dim
+    whole = [site.dim for site in sites if site.coordinates is None]
+    parts = [
+        int(site.coordinates.max()) + 1 for site in sites if site.coordinates is not None and site.coordinates.size
+    ]
+    return max(whole + parts)
+
+
+def public_potential(
+    sites: Sequence[Member],
+    prior: Quadratic | None,
+    controls: Mapping[str, ControlVariate],
+    reference: Reference,
+    dynamics: Dynamics,
+    mixture: MixturePrior | None = None,
+) -> Potential | None:
+    """The coordinator's potential, whitened: prior and control variates, less ``½|a|²`` on rotations; None if zero.
+
+    A ``mixture`` takes the place of the prior, which is then its stand-in.
+    """
+    dim = reference.dim
+    if mixture is not None:
+        base = public_potential(sites, mixture.normal, controls, reference, dynamics)
+        base = Quadratic(jnp.zeros((dim, dim)), jnp.zeros(dim)) if base is None else base
+        assert isinstance(base, Quadratic)
+        return mixture.whitened(base, reference, dynamics.flow.rotating)
+    terms = [] if prior is None else [prior]
+    # A control variate that belongs to no one site is the sum of all.
+    own = {site.name: site.coordinates for site in sites}
+    terms += [control.quadratic.embedded(dim, own.get(name)) for name, control in controls.items()]
+    # By NumPy, so that nothing is compiled for it.
+    parts = [_whitened(term, reference) for term in terms]
+    if dynamics.flow.rotating:
+        parts.append((-np.eye(dim), np.zeros(dim)))
+    if not parts:
+        return None
+    precision, linear = (functools.reduce(np.add, terms) for terms in zip(*parts, strict=True))
+    # Nothing is left only if the terms cancel to rounding; a wide prior is small and counts.
+    left = _largest(precision) > CANCELLED * max(_largest(part) for part, _ in parts)
+    left |= _largest(linear) > CANCELLED * max(_largest(part) for _, part in parts)
+    return Quadratic(jnp.asarray(precision), jnp.asarray(linear)).separated() if left else None
+
+
+def _whitened(term: Quadratic, reference: Reference) -> tuple[np.ndarray, np.ndarray]:
+    """The quadratic in whitened coordinates, as `Quadratic.whiten` computes it."""
+    center, scale = np.asarray(reference.center), np.asarray(reference.scale_tril)
+    rows = np.diag(scale) if reference.diagonal else scale
+    precision, linear = np.asarray(term.precision), np.asarray(term.linear)
+    return rows.T @ precision @ rows, rows.T @ (precision @ center + linear)
+
+
+def _largest(array) -> float:
+    return float(np.max(np.abs(array)))

@@ -10,22 +10,22 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.special import log_ndtr
 
-from fedpdmc.bent_coordinates import LEAST_STRAIGHT, NUMBERS, RATES, Bend, bent, moderate, steepness, straight
 from fedpdmc.errors import InputError
-from fedpdmc.members.member import Member, NotBent
+from fedpdmc.members.site import Member, NotBent
 from fedpdmc.potentials import Quadratic
 from fedpdmc.sampling.laplace_reference import Search
 from fedpdmc.sampling.mode_search import Mode, Point, positive_definite
-from fedpdmc.whitening import Reference
+from fedpdmc.whitening import LEAST_STRAIGHT, NUMBERS, RATES, Bend, Reference, bent, moderate, steepness, straight
 
-# Distances of the profile's points from the mode, in standard deviations: six more, from −12 to 6, made no better maps. And
-# the least slope there, relative to a Gaussian's, of a coordinate that stays straight: with 0.75 one in a thousand of a
+# Distances of the profile's points from the mode, in standard deviations: six more, from −12 to 6, made no better maps.
+AWAY = (-3.0, 3.0)
+# The least slope there, relative to a Gaussian's, of a coordinate that stays straight: with 0.75 one in a thousand of a
 # log spread has twice the Gaussian's density, with 0.6 nine times, with 0.5 a hundred times.
-AWAY, GAUSSIAN = (-3.0, 3.0), 0.7
-# A slope per unit of the log spread below which a tail is no tail.
-LEAST_SLOPE = 0.1
-# The range of u in which T is fitted, and how much its ends count.
-RANGE, POINTS, WEIGHT = 4.0, 161, 0.25
+GAUSSIAN = 0.7
+LEAST_SLOPE = 0.1  # per unit of the log spread, below which a tail is no tail
+RANGE = 4.0  # of u, to both sides, in which T is fitted
+POINTS = 161  # at which it is fitted
+WEIGHT = 0.25  # how fast their weight falls: exp(−WEIGHT u²/2)
 
 
 class Bending(NamedTuple):

@@ -17,19 +17,18 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from fedpdmc._jax.compilation import apart
 from fedpdmc._jax.random_streams import ChainKeys, chain_keys, exponentials, uniforms
 from fedpdmc.clocks import Clock, Path, clock_for, follow, pick
-from fedpdmc.dynamics import QUARTER, Dynamics, Turn
-from fedpdmc.dynamics.quarter_turns import LEAST_WAIT, turn_velocities
-from fedpdmc.dynamics.walls import Walls
+from fedpdmc.dynamics import LEAST_WAIT, QUARTER, Dynamics, Turn, Walls, turn_velocities
 from fedpdmc.plan import Arrival, Plan, TurnSchedule
 from fedpdmc.potentials import Potential, ScaleMixture
-from fedpdmc.sampling.by_chain import scan_segments, where_chains
-from fedpdmc.sampling.plan_horizon import plan_horizon
-from fedpdmc.sampling.prior_redistribution import shares
 
-NOTHING, REFRESHED, JUMPED, REJECTED = 0, 1, 2, 3
+NOTHING, REFRESHED, JUMPED, REJECTED, RENEWED = range(5)
 
-# How often the scales of a prior are renewed by dynamics that have no refreshment.
-RENEWAL_RATE = 1.0
+RENEWAL_RATE = (
+    10.0  # of the scales of a prior per unit of process time, by dynamics without refreshment at random times
+)
+MARGIN = 4.0  # length of a plan over the mean time between site events so far: e⁻⁴ of plans end without one
+USUAL_EVENTS = 1.0  # of sites in `USUAL_TIME`: the pace of the paper's logistic regression, from which a run starts
+USUAL_TIME = 20.0
 
 
 class State(eqx.Module):
@@ -112,7 +111,7 @@ class Itinerary(eqx.Module):
         return Plan(path.number, path.start[:, 0], path.duration, path.velocity, path.share, self.turns)
 
 
-class Knots(eqx.Module):
+class RoundKnots(eqx.Module):
     """Points of the skeleton: states right after events, with those that are void marked.
 
     The state at the end of a block is void: it is the next block's first.
@@ -196,15 +195,20 @@ class Coordinator(eqx.Module):
             number = state.number * self.segments + k
             public = functools.partial(self._public_arrival, a, v, keys.clock, number, scales)
             refresh = level[0] / self.dynamics.refresh_rate if self.dynamics.refresh_rate > 0 else None
-            if refresh is None and scales is not None:
-                # The scales are renewed at such times too where the dynamics have no refreshment: the velocity stays.
-                refresh, fresh = level[0] / RENEWAL_RATE, None
+            renewal = None if scales is None or refresh is not None else level[0] / RENEWAL_RATE
             if turns is not None and velocities is not None:
                 refresh, fresh = turns[0], pick(velocities, turns[1])
-            wait, ending, next_a, next_v = self._public_event(a, v, left, u, level, (refresh, fresh), public)
+            before = self._speeds(scales)
+            wait, ending, next_a, next_v = self._public_event(
+                a, v, left, u, level, (refresh, None if fresh is None else fresh * before, renewal), public
+            )
             left_then = jnp.where(ending != NOTHING, left - wait, 0.0)
             after = None if turns is None else _next_turn(turns, wait, ending)
-            then = None if scales is None else self._renewed(scales, next_a, ending == REFRESHED, keys, number)
+            then = None
+            if scales is not None:
+                renewed = (ending == REFRESHED) | (ending == RENEWED)
+                then = self._renew(scales, next_a, renewed, keys, number)
+                next_v = jnp.where(renewed[:, None], next_v * (self._speeds(then) / before), next_v)
             passed = v, wait, ending, None if turns is None else turns[0], scales
             return (next_a, next_v, left_then, after, then), passed
 
@@ -221,7 +225,12 @@ class Coordinator(eqx.Module):
         final = (left <= 0) & ~(due | short)
         return Itinerary(path, ending, end_a, end_v, final, share, waits, self.schedule(state, remaining), held)
 
-    def _renewed(self, scales, a, refreshed, keys: PublicKeys, number) -> Float[Array, "C m"]:
+    def _speeds(self, scales: Float[Array, "C m"] | None) -> Float[Array, "*C"]:
+        """``1/√λ`` of every chain: by how much velocities are larger than those of the dynamics (`ScaleMixture`)."""
+        mixture = self.mixture
+        return jnp.ones(()) if mixture is None or scales is None else (mixture.pace(scales) ** -0.5)[:, None]
+
+    def _renew(self, scales, a, refreshed, keys: PublicKeys, number) -> Float[Array, "C m"]:
         """Scales of the prior after a segment: drawn given the position if it ended in a refreshment.
 
         A refreshment comes at a time that does not depend on the state, and the draw leaves the joint law of position and
@@ -254,7 +263,7 @@ class Coordinator(eqx.Module):
     def _chances(self, keys: PublicKeys, state: State):
         """All that is random in the segments of a plan: their numbers, uniforms, exponentials and new velocities."""
         dim, count = state.a.shape[1] if self.dynamics.refresh_rate > 0 else 0, self.segments
-        if state.turn is not None and self.dynamics.excess == 0:
+        if state.turn is not None and self.dynamics.excess == 0 and state.scales is None:
             # Turns have velocities of their own, and nothing else is random.
             nothing = jnp.zeros((count, 2, state.a.shape[0]))
             return jnp.arange(count), nothing, nothing, jnp.zeros((count, state.a.shape[0], 0))
@@ -274,10 +283,10 @@ class Coordinator(eqx.Module):
     def _public_event(self, a, v, left, u, level, refreshment, public_arrival):
         """The first of the coordinator's own clocks within ``left``: its time, its kind, and the state after it.
 
-        ``refreshment`` is when the velocity would be refreshed, None for never, and the velocity after it, None for the same
-        one. A turn at the very end of ``left`` is carried out.
+        ``refreshment`` is when the velocity would be refreshed, None for never, the velocity after it, and when scales of a
+        prior are renewed besides. A turn at the very end of ``left`` is carried out.
         """
-        dynamics, (refresh, fresh) = self.dynamics, refreshment
+        dynamics, (refresh, fresh, renewal) = self.dynamics, refreshment
         never = jnp.full(left.shape, jnp.inf)
         refreshing, refresh = refresh is not None, never if refresh is None else refresh
         flip_rates = self._largest_excess(a, v)
@@ -286,6 +295,7 @@ class Coordinator(eqx.Module):
         if self.walls is not None:
             wall, which = self.walls.first(dynamics, a, v)
         own = jnp.minimum(jnp.minimum(refresh, flip), wall)
+        own = own if renewal is None else jnp.minimum(own, renewal)
         public = public_arrival(jnp.minimum(left, own))
         wait = jnp.minimum(own, public.time)
         refreshed, flipped = refresh <= wait, flip <= wait
@@ -300,8 +310,11 @@ class Coordinator(eqx.Module):
             mark = self._excess_mark(flip_rates, end_v, u[0], u[1])
             jumped = jnp.where(flipped[:, None], dynamics.jump(end_v, mark), jumped)
             ending = jnp.where(flipped & (mark < 0), REJECTED, ending)
+        if renewal is not None:
+            renewed = renewal <= wait
+            jumped, ending = jnp.where(renewed[:, None], end_v, jumped), jnp.where(renewed, RENEWED, ending)
         if refreshing:
-            jumped = jnp.where(refreshed[:, None], end_v if fresh is None else fresh, jumped)
+            jumped = jnp.where(refreshed[:, None], fresh, jumped)
             ending = jnp.where(refreshed, REFRESHED, ending)
         if self.walls is not None:
             bounced, met = self.walls.bounced(dynamics, end_v, which), wall <= wait
@@ -340,7 +353,7 @@ class Coordinator(eqx.Module):
 
     def apply_arrivals(
         self, state: State, itinerary: Itinerary, arrivals: Arrival, until: Float[Array, "*C"], ready: Bool[Array, " C"]
-    ) -> tuple[State, Knots]:
+    ) -> tuple[State, RoundKnots]:
         """Keep the path up to the earliest arrival (stacked over sites) and apply the winner's jump.
 
         Returns the new state and the knots of the path that is kept. Chains that are not ``ready`` stay where they are.
@@ -355,13 +368,15 @@ class Coordinator(eqx.Module):
         offset = jnp.where(rang, time - pick(path.begin, segment), 0.0)
         a, v = path.state(self.dynamics, segment, offset)
         a = jnp.where(rang[:, None], a, itinerary.end_a)
-        v = jnp.where(rang[:, None], mark if self.dynamics.draws else self.dynamics.jump(v, mark), itinerary.end_v)
+        held = None if itinerary.scales is None else pick(itinerary.scales, segment)
+        drawn = mark * self._speeds(held) if self.dynamics.draws else self.dynamics.jump(v, mark)
+        v = jnp.where(rang[:, None], drawn, itinerary.end_v)
         t = jnp.where(rang, state.t + time, jnp.where(itinerary.final, until, state.t + path.horizon))
         begun = (itinerary.ending[:, :-1] != NOTHING) & (path.begin[:, 1:] < jnp.minimum(cut, path.horizon)[:, None])
         passed = path.begin + path.duration <= cut[:, None]
         own = jnp.sum((itinerary.ending == JUMPED) & passed, -1)
         valid = jnp.concatenate([begun, (t < until)[:, None]], 1)
-        knots = Knots(
+        knots = RoundKnots(
             jnp.concatenate([state.t[:, None] + path.begin[:, 1:], t[:, None]], 1),
             jnp.concatenate([path.start[:, 1:], a[:, None]], 1),
             jnp.concatenate([path.velocity[:, 1:], v[:, None]], 1),
@@ -377,8 +392,8 @@ class Coordinator(eqx.Module):
             done = jnp.sum((itinerary.ending == REFRESHED) & passes, -1)
             turn = Turn(jnp.where(rang, wait, itinerary.wait[:, -1]), turn.number + done)
         scales = state.scales
-        if scales is not None and itinerary.scales is not None:
-            scales = jnp.where(rang[:, None], pick(itinerary.scales, segment), itinerary.scales[:, -1])
+        if held is not None and itinerary.scales is not None:
+            scales = jnp.where(rang[:, None], held, itinerary.scales[:, -1])
         planned = state.planned + jnp.sum(path.duration > 0, -1)
         events, site_events = state.events + own + rang, state.site_events + rang
         new = State(a, v, t, state.number + 1, events, site_events, planned, share, turn, scales)
@@ -389,3 +404,37 @@ def _next_turn(turns, wait, ending):
     """Time to the next turn, and number of turns, after a segment of length ``wait``."""
     turned = ending == REFRESHED
     return jnp.where(turned, QUARTER, jnp.maximum(turns[0] - wait, LEAST_WAIT)), turns[1] + turned
+
+
+def plan_horizon(ran: Float[Array, " C"], site_events: Int[Array, " C"]) -> Float[Array, " C"]:
+    """The horizon of a plan of several segments: long enough that most plans end in an event of a site.
+
+    ``H = 4 (t + 20)/(n + 1)`` after n events of sites in t units of the chain's own time: beyond that a site walks, and is
+    sent, what will hardly be used. It depends on the chain's own past alone, so it is exact, and it does not depend on the
+    other chains of the run.
+    """
+    return MARGIN * (ran + USUAL_TIME) / (site_events + USUAL_EVENTS)
+
+
+def where_chains(chains: Bool[Array, " C"], new, old):
+    """A tree of arrays that are ``new`` on some chains and ``old`` on the others."""
+
+    def choose(x, y):
+        return jnp.where(chains.reshape(chains.shape + (1,) * (x.ndim - 1)), x, y)
+
+    return jax.tree.map(choose, new, old)
+
+
+def scan_segments(segment, carry, chances):
+    """Scan ``segment`` over the random inputs of each segment, and stack its outputs along axis 1."""
+    if chances[0].shape[0] == 1:
+        carry, out = segment(carry, jax.tree.map(lambda x: x[0], chances))
+        return carry, jax.tree.map(lambda x: x[:, None], out)
+    carry, out = jax.lax.scan(segment, carry, chances)
+    return carry, jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), out)
+
+
+def shares(u: Float[Array, "M C"]) -> Float[Array, "C M"]:
+    """Weights uniform on the simplex, from uniforms: exponentials over their sum."""
+    parts = exponentials(u).T
+    return parts / jnp.sum(parts, -1, keepdims=True)

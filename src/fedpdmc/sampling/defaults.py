@@ -7,38 +7,44 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
+from fedpdmc._jax.compilation import on_device
 from fedpdmc._jax.precision import double_precision
-from fedpdmc.dynamics import QUARTER, Boomerang, Dynamics, ZigZag
-from fedpdmc.dynamics.jumps import DRAW, REFLECT
-from fedpdmc.errors import InputError, NoEnclosure
-from fedpdmc.members.member import Member
+from fedpdmc.console.warnings import warn
+from fedpdmc.dynamics import DRAW, QUARTER, REFLECT, Boomerang, Dynamics, Walls, ZigZag
+from fedpdmc.errors import FedPDMCError, ImproperPosterior, InputError, ModeNotFound, NoEnclosure, NoMode, NotFinite
 from fedpdmc.members.private_site import check_dynamics
-from fedpdmc.members.run_coordinates import USUAL_CHAIN_TIME
-from fedpdmc.members.site import Site
-from fedpdmc.models.captured_values import check_unchanged
+from fedpdmc.members.site import Member, Site
 from fedpdmc.models.mixture_prior import MixturePrior
-from fedpdmc.models.user_function import check_start
-from fedpdmc.models.variables import Variables, coordinate_names, variables
-from fedpdmc.potentials import ControlVariate, LatentProgram, Potential, Program, Quadratic, RandomEffects
+from fedpdmc.models.user_function import Variables, check_start, check_unchanged, coordinate_names, variables
+from fedpdmc.potentials import ControlVariate, LatentProgram, Potential, Program, Quadratic, RandomEffects, StudentT
+from fedpdmc.potentials.latent import NEEDS_ROTATION
 from fedpdmc.results.verdict import NARROW, NARROW_BURN_IN
-from fedpdmc.sampling.arguments import Settings, check_init, check_names
-from fedpdmc.sampling.bent_spreads import spread_width
-from fedpdmc.sampling.constraints import check_centre, check_constraints, walls_of
-from fedpdmc.sampling.laplace_reference import linear_control, prior_mean
-from fedpdmc.sampling.latent_checks import check_latents
-from fedpdmc.sampling.prior_redistribution import Redistributed
-from fedpdmc.sampling.public_potential import public_potential
-from fedpdmc.sampling.reference_choice import make_controls, make_reference, usual_control, usual_reference
-from fedpdmc.sampling.sign_check import check_rays
-from fedpdmc.sampling.sites_and_prior import PRIOR_SITE, PriorSite, resolve_members
-from fedpdmc.whitening import LAPLACE, Reference
+from fedpdmc.sampling.arguments import (
+    PRIOR_SITE,
+    PriorSite,
+    Redistributed,
+    Settings,
+    check_init,
+    check_names,
+    check_reference,
+    public_potential,
+    resolve_members,
+)
+from fedpdmc.sampling.bent_spreads import check_bend, spread_width
+from fedpdmc.sampling.laplace_reference import Search, begin_search, laplace, linear_control, prior_mean
+from fedpdmc.sampling.mode_search import Mode, check_rays, find_mode, positive_definite
+from fedpdmc.sampling.vb_reference import vb
+from fedpdmc.whitening import LAPLACE, VB, Reference
 
 # The few-rounds method takes as many chains as reach the effective samples asked for in about twenty units of time: rounds
 # are those of the slowest chain. Where a budget pays for the burn-in of every chain, there are half as many.
 CHAINS, LEAST_CHAINS, MOST_CHAINS = 64, 16, 2048
 SAMPLES_PER_CHAIN, USUAL_ESS = 8, 1000.0
+# Process time of all chains up to the usual effective sample size.
+USUAL_CHAIN_TIME = 4000.0
 # Segments of a plan: enough refreshments to last until a site's event where those are rare, else few. Their rate falls like
 # one over the root of the records; with many chains blocks are short, and plans reach to their end anyway.
 SEGMENTS_FEW_EVENTS, SEGMENTS_MANY_EVENTS = 64, 1
@@ -51,9 +57,9 @@ SECOND_RUN = 2**30
 WHITENED_BURN_IN, TURNING_BURN_IN, BURN_IN = 5.0, 2 * QUARTER, 10.0
 # On a reference that was widened where the posterior's tails are: chains overshoot into the tails and come back.
 WIDE_BURN_IN, LINES_BURN_IN = 4 * QUARTER, 20.0
-# Scales of a prior begin at one point of their law, and move with the refreshments. A posterior whose Gaussian average does
-# not settle has long tails, which chains reach slowly.
-SLOW_BURN_IN = NARROW_BURN_IN
+# Scales of a prior begin at one point, and move with refreshments. Posteriors whose Gaussian averages do not settle have
+# long tails, slow to reach on lines: after 25, 60 and 120 units a Weibull with 3 events of 30 had sds 12, 4 and 1 % too low.
+SLOW_BURN_IN, SLOW_LINES_BURN_IN = NARROW_BURN_IN, 100.0
 FAR_START = 5.0  # standard deviations of the reference, in any coordinate, up to which `init=` has the usual burn-in
 # With private latents, by the largest standard deviation of a log spread: one that is hardly known has a long tail too. With
 # 0.27, the 15 herds of `cbpp`, chains have the standard deviation and the tail probabilities of the log spread after six
@@ -147,6 +153,11 @@ class Method:
         return self.whitened and self.control_name == "quadratic" and self.dynamics.flow.rotating
 
     @property
+    def unsettled(self) -> bool:
+        """Whether averages over the reference did not settle, so that it is that of the mode."""
+        return self.reference.name == LAPLACE and bool(self.reference.why)
+
+    @property
     def elsewhere(self) -> bool:
         """Whether the sites are on a network."""
         return self.sites[0].federation is not None
@@ -163,8 +174,12 @@ class Method:
 
     @property
     def certified(self) -> bool:
-        """Whether every event time is drawn under a proved bound: adaptive bounds serve the user's own functions only."""
-        return self.bounds == "certified" or all(site.model is None for site in self.sites)
+        """Whether every event time is drawn under a proved bound, of a function that is shown to be continuous.
+
+        Adaptive bounds and assertions of continuity serve the user's own functions only.
+        """
+        programs = _user_programs(self.sites)
+        return not programs or (self.bounds == "certified" and not any(program.assertions for program in programs))
 
     def replace(self, **changes: Any) -> Method:
         """The same with some choices changed."""
@@ -174,15 +189,15 @@ class Method:
         """The burn-in that was asked for, or what the method usually needs."""
         if wanted is not None:
             return float(wanted)
-        slow = self.reference.name == LAPLACE and bool(self.reference.why)
+        slow = self.unsettled
         if self.reference.narrow is not None:
             slow = slow or self.reference.narrow[1] > NARROW
         if self.init is not None and self.whitened:
             slow = slow or np.abs(self.reference.to_a(np.asarray(self.init, float))).max() > FAR_START
-        if slow or self.mixture is not None:
-            return SLOW_BURN_IN
+        if slow or (self.mixture is not None and (self.mixture.law.members or not self.few_rounds)):
+            return SLOW_BURN_IN if self.dynamics.flow.rotating or not self.unsettled else SLOW_LINES_BURN_IN
         wide = 0.0
-        if self.reference.starts is not None:
+        if self.chosen or self.reference.starts is not None or self.mixture is not None:
             wide = WIDE_BURN_IN if self.dynamics.turns else LINES_BURN_IN
         if any(site.latents for site in self.sites):
             return max(wide, next(time for widest, time in LATENT_BURN_IN if self.spread_width <= widest))
@@ -209,7 +224,8 @@ def choose(settings: Settings) -> Method:
     if private:
         check_private(dynamics, open_dynamics, prior_at if prior is not None else "coordinator", mixture)
     latents = any(site.latents for site in members)
-    chains = usual_chains(open_dynamics, wanted.ess, private, latents) if wanted.chains is None else int(wanted.chains)
+    usual = usual_chains(open_dynamics, wanted.ess, private, latents or mixture is not None)
+    chains = usual if wanted.chains is None else int(wanted.chains)
     own = coordinate_names(members, dim)
     told = own if wanted.names is None else wanted.names
     names = check_names(told, dim, own)
@@ -379,14 +395,14 @@ def usual_segments(sites: Sequence[Member], chains: int) -> int:
     return int(np.clip(2 ** np.ceil(np.log2(wanted)), SEGMENTS_FEW_EVENTS, most))
 
 
-def usual_chains(few_rounds: bool, ess: float | None, private: bool = False, latents: bool = False) -> int:
+def usual_chains(few_rounds: bool, ess: float | None, private: bool = False, slower: bool = False) -> int:
     """Sixty-four, or as many as an effective sample size calls for in the few-rounds method.
 
-    Twice as many with private latents: their sites have more events, and rounds grow with the time that each chain is run.
+    Twice as many where chains are ``slower``, with private latents or scales of a prior: rounds grow with a chain's time.
     """
     if not few_rounds or ess is None:
         return CHAINS
-    wanted = 2 ** np.ceil(np.log2(ess / SAMPLES_PER_CHAIN)) * (2 if latents else 1) / (2 if private else 1)
+    wanted = 2 ** np.ceil(np.log2(ess / SAMPLES_PER_CHAIN)) * (2 if slower else 1) / (2 if private else 1)
     return int(np.clip(wanted, LEAST_CHAINS, MOST_CHAINS))
 
 
@@ -415,18 +431,315 @@ def check_functions_unchanged(sites: Sequence[Site]) -> None:
 
 
 @double_precision
+def _user_programs(sites: Sequence[Member]) -> list[Program]:
+    """The programs of users' functions among the sites' potentials."""
+    own = [site.potential for site in sites if isinstance(site, Site) and site.model is not None]
+    found = [potential.joint if isinstance(potential, LatentProgram) else potential for potential in own]
+    return [potential for potential in found if isinstance(potential, Program)]
+
+
+@double_precision
 def _check_enclosures(sites: Sequence[Member], dynamics: Dynamics) -> None:
     """Refuse a function that jumps or has no certified bounds before the sites are asked for anything."""
     for site in sites:
         if isinstance(site, Site) and isinstance(site.potential, RandomEffects):
             site.potential.check_continuity()
-    own = [site.potential for site in sites if isinstance(site, Site) and site.model is not None]
-    potentials = [potential for potential in own if isinstance(potential, (Program, LatentProgram))]
-    programs = [potential.joint if isinstance(potential, LatentProgram) else potential for potential in potentials]
+    programs = _user_programs(sites)
     for program in {program.function: program for program in programs}.values():
         program.check(dynamics.flow.rotating, dynamics.flips)
-    for potential, program in zip(potentials, programs, strict=True):
-        if isinstance(potential, LatentProgram):
-            program.check_continuity()
+    for program in programs:
+        program.check_continuity()
+
+
+def check_latents(members: Sequence[Member], prior: Quadratic | None, dynamics: Dynamics) -> None:
+    """Check that dynamics, prior and groups are possible with private latents."""
+    if not any(site.latents for site in members):
+        return
+    if dynamics.flips or not dynamics.flow.rotating:
+        raise InputError("dynamics", repr(dynamics), NEEDS_ROTATION)
+    for site in members:
+        if site.budget is not None or site.log is not None:
+            raise InputError(
+                f"sites ({site.name!r})",
+                "a budget or a log together with a site with private latents",
+                "Such sites are asked one message at a time, which private latents are not ready for: leave it out.",
+            )
+    grouped = {site.name: site.potential for site in members if isinstance(site, Site)}
+    models = {name: model for name, model in grouped.items() if isinstance(model, RandomEffects)}
+    _check_groups(models)
+    if models and not any(site.name == PRIOR_SITE for site in members):
+        _check_spreads(next(iter(models.values())), prior)
+
+
+def _check_groups(models: dict[str, RandomEffects]) -> None:
+    """A group at two sites has one effect, which neither of them can keep to itself."""
+    owner: dict[str, str] = {}
+    for name, model in models.items():
+        for label in model.labels:
+            if label and label in owner:
+                raise InputError(
+                    f"sites ({name!r}) groups",
+                    f"group {label!r}, which site {owner[label]!r} has too",
+                    "A group at two sites has no private effect: put its records together, or, if these are two groups, "
+                    "give them names of their own.",
+                )
+            owner[label] = name
+
+
+def _check_spreads(model: RandomEffects, prior: Quadratic | None) -> None:
+    """As a spread goes to zero the likelihood tends to a positive number: a flat prior of its logarithm is improper."""
+    start = model.dim - model.effects.shape[1] - model.correlated
+    held = np.zeros(model.dim) if prior is None else np.diag(np.asarray(prior.precision))
+    if not np.all(held[start:] > 0):
+        raise InputError(
+            "prior",
+            "a flat prior of the log spread of effects, under which the posterior is improper",
+            "Give prior=fedpdmc.models.effects_prior(model), or a normal prior of all parameters.",
+        )
+
+
+def check_constraints(constraints: Any, dim: int) -> tuple[np.ndarray, np.ndarray] | None:
+    """A matrix with a row for each limit, and the limits."""
+    if constraints is None:
+        return None
+    remedy = f"Give a pair (A, b) of shapes (m, {dim}) and (m,): parameters x are allowed where A @ x <= b."
+    try:
+        rows, limits = (np.asarray(part, np.float64) for part in constraints)
+    except (TypeError, ValueError) as error:
+        raise InputError("constraints", repr(constraints)[:80], remedy) from error
+    if rows.ndim != 2 or rows.shape[1] != dim or limits.shape != rows.shape[:1] or not len(limits):
+        raise InputError("constraints", f"shapes {rows.shape} and {limits.shape}", remedy)
+    if not (np.all(np.isfinite(rows)) and np.all(np.isfinite(limits))):
+        raise InputError("constraints", "values that are not finite", "Leave out limits that are infinite.")
+    if not np.all(np.any(rows != 0, 1)):
+        raise InputError("constraints", "a row of zeros", "Give each limit the coefficients of its parameters.")
+    return rows, limits
+
+
+def walls_of(constraints: tuple[np.ndarray, np.ndarray] | None, reference: Reference) -> Walls | None:
+    """``A (c + S a) ≤ b`` with normals of unit length."""
+    if constraints is None:
+        return None
+    rows, limits = constraints
+    if reference.bend is not None and np.any(rows[:, list(reference.bend.index)]):
+        raise InputError("reference", "one with bent log spreads, which are constrained", "Leave the reference out.")
+    normal = rows @ np.asarray(reference.matrix)
+    length = np.linalg.norm(normal, axis=1)
+    limit = (limits - rows @ np.asarray(reference.center)) / length
+    return Walls(jnp.asarray(normal / length[:, None]), jnp.asarray(limit))
+
+
+def check_centre(walls: Walls | None, reference: Reference) -> None:
+    """Refuse a reference about a mode outside: paths about it would meet the walls all the time."""
+    if walls is None or reference.control is None:
+        return
+    if not bool(walls.inside(jnp.zeros((1, walls.dim)))[0]):
+        raise InputError(
+            "reference",
+            "that of a mode outside the constraints",
+            "Give a fedpdmc.Reference with its centre inside and the scale of the posterior, or reference='identity'.",
+        )
+
+
+def start_inside(walls: Walls | None, a, step, told: bool):
+    """Starts of chains inside the walls: a step from an interior point, shortened before a wall; given points are kept.
+
+    Raises
+    ------
+    InputError
+        A point is outside.
+    """
+    if walls is None:
+        return a if told else np.asarray(a) + np.asarray(step)
+    if not bool(jnp.all(walls.inside(a))):
+        found = "a starting point" if told else "the usual starting point"
+        raise InputError("init", f"{found} outside the constraints", "Give init= inside all of them.")
+    return a if told else walls.reachable(a, step)
+
+
+def usual_reference(sites: Sequence[Member], dynamics: Dynamics) -> str:
+    """Whitened coordinates, unless a site with a privacy budget would have to release derivatives for them.
+
+    On rotations with quadratic control variates sites have events where the posterior differs from the reference: "vb" has
+    the fewest. On lines they have events anyway, and the mode suffices. Flips in a diagonal reference stay local: sites
+    that see some coordinates are sent those alone, and keep their arrivals while others' coordinates move. So with such
+    sites only the scales are taken from the Laplace reference.
+    """
+    if any(site.budget is not None for site in sites):
+        return "identity"
+    if dynamics.flips and any(site.coordinates is not None for site in sites):
+        return "diagonal"
+    return VB if dynamics.flow.rotating else LAPLACE
+
+
+def make_reference(
+    sites: Sequence[Member],
+    prior: Quadratic | None,
+    reference: Reference | str,
+    *,
+    start: np.ndarray | None,
+    optional: bool,
+    dim: int,
+    names: list[str] | None,
+    bend: bool = True,
+) -> tuple[Reference, str]:
+    """The reference and its name.
+
+    ``optional``: a reference from the sites' derivatives was not requested. If none exists, the identity is used. ``bend``:
+    whether log spreads may be bent; not with constraints.
+    """
+    if isinstance(reference, Reference):
+        found = check_reference(reference, dim)
+        check_bend(sites, prior, found.bend)
+        plain = found.diagonal and not np.any(found.center) and bool(np.all(np.asarray(found.scale_tril) == 1))
+        return found, found.name or LAPLACE if found.control is not None else "identity" if plain else "given"
+    identity = Reference(on_device(np.zeros(dim)), on_device(np.ones(dim)))
+    if reference == "identity":
+        return identity, reference
+    try:
+        if reference == VB:
+            found = vb(sites, prior, start=start, names=names, bend=bend)
         else:
-            program.jump_surfaces()
+            found = laplace(sites, prior, start=start, names=names)
+    except (ImproperPosterior, NoMode, ModeNotFound, NotFinite) as error:
+        if not optional or (prior is None and isinstance(error, (ImproperPosterior, NotFinite))):
+            raise
+        warn(
+            "No reference could be computed from the sites' derivatives, so chains move in the parameters' own coordinates: "
+            f"{error} To choose: reference=fedpdmc.Reference(center, scales) or reference='identity'.",
+        )
+        return identity, "identity"
+    if reference == "diagonal":
+        scale = found.scale_tril
+        # Standard deviations of the Laplace approximation, one for each parameter.
+        sds = scale if found.diagonal else jnp.sqrt(jnp.sum(scale**2, 1))
+        return dataclasses.replace(found, scale_tril=sds), reference
+    # With constraints, modes may be outside of them.
+    modes, rounds = other_modes(sites, prior, found) if bend else ((), 0)
+    return dataclasses.replace(found, modes=modes, rounds=found.rounds + rounds), found.name
+
+
+def usual_control(found: Reference, dynamics: Dynamics) -> str:
+    """The order of control variates that saves rounds and cannot cost many, given the reference.
+
+    On rotations the quadratics cancel the ``−½|a|²`` that the coordinator would otherwise have to simulate. On lines
+    quadratics save most near a Gaussian, but in heavier tails a site's rate grows with ``|∇q_m|``, where its own gradient
+    stays bounded: 6 times fewer rounds than linear ones in a logistic regression of four sites, 15 times more with separable
+    data. Linear ones add a constant to a site's gradient and nothing to its growth, and reduce the rate of many sites to
+    that of one.
+    """
+    if found.control is None:
+        return "none"
+    return "quadratic" if dynamics.flow.rotating else "linear"
+
+
+def make_controls(
+    sites: Sequence[Member],
+    prior: Quadratic | None,
+    found: Reference,
+    control: str,
+    start: np.ndarray | None,
+    names: list[str] | None,
+) -> tuple[Reference, dict[str, ControlVariate]]:
+    """The control variates, and the reference with the rounds that they took where it had none."""
+    if control == "none":
+        return found, {}
+    made = found if found.control is not None else laplace(sites, prior, start=start, names=names)
+    controls = dict(made.control or {}) if control == "quadratic" else linear_control(made)
+    if made is not found:
+        found = dataclasses.replace(found, rounds=made.rounds, bytes=made.bytes)
+    return found, controls
+
+
+SEARCHES = 6  # dispersed starts
+MOST_STEPS = 8  # of each search; searches share their rounds
+NEAR_BY = 6.0  # distance of the nearer starts from the centre, in standard deviations
+FARTHEST = 20.0  # distance of the farther ones, at most
+ASIDE = 0.3  # distance of the first start from the centre, in standard deviations
+TOLERANCE = 0.1  # standard deviations to a mode
+SAME = 2.0  # standard deviations within which two modes count as one
+LEAST_SHARE = 1e-3  # of the posterior's mass, below which a mode is left out
+
+
+class _Enough(Exception):
+    """A search that has taken its steps."""
+
+
+@double_precision
+def other_modes(
+    sites: Sequence[Member], prior: Quadratic | None, reference: Reference
+) -> tuple[tuple[dict[str, Any], ...], int]:
+    """Modes that are apart from the centre of the reference, and the rounds of looking for them.
+
+    Sites in this process whose potentials may have several modes are asked: users' own functions, model files and Student-t
+    regressions. Regressions of the other families have one. The share of a mode in the mass is Laplace's approximation.
+    """
+    several = reference.bend is None and any(_may_have_several(site) for site in sites)
+    if not several or any(not isinstance(site, Site) or site.noisy or site.latents for site in sites):
+        return (), 0
+    search = begin_search(sites, prior, None, None)
+    scale, center = np.asarray(reference.matrix), np.asarray(reference.center)
+    modes, rounds = [], 0
+    # The first from near the centre, and not from it: between two modes there may be a saddle.
+    for start in [center + ASIDE * np.sqrt(np.sum(scale**2, 1)), *_starts(center, scale, prior)]:
+        found, steps = _descend(search, start)
+        rounds = max(rounds, steps)
+        if found is not None and all(_distance(found, mode) > SAME for mode in modes):
+            modes.append(found)
+    if len(modes) < 2:
+        return (), rounds
+    modes.sort(key=lambda mode: float(np.linalg.norm(np.linalg.solve(scale, mode.point.x - center))))
+    known = modes[0]
+    logs = np.array([-mode.point.value - 0.5 * np.linalg.slogdet(mode.point.hessian)[1] for mode in modes])
+    shares = np.exp(logs - logs.max())
+    shares /= shares.sum()
+    return tuple(
+        {"at": mode.point.x.tolist(), "center": known.point.x.tolist(), "scale": scale.tolist(), "share": float(share)}
+        for mode, share in zip(modes[1:], shares[1:], strict=True)
+        if share >= LEAST_SHARE
+    ), rounds
+
+
+def _may_have_several(site: Member) -> bool:
+    own = isinstance(site, Site)
+    return own and (site.model is not None or isinstance(getattr(site.potential, "loss", None), StudentT))
+
+
+def _starts(center: np.ndarray, scale: np.ndarray, prior: Quadratic | None) -> list[np.ndarray]:
+    """Points in opposite directions: at the prior's standard deviations where they are moderate, and nearer."""
+    signs = np.sign(np.random.default_rng(0).standard_normal((SEARCHES // 2, len(center))))
+    widths = np.sqrt(np.sum(scale**2, 1))
+    wide = NEAR_BY * widths
+    if prior is not None:
+        precision = np.diag(np.asarray(prior.precision))
+        wide = np.minimum(1 / np.sqrt(np.maximum(precision, 1e-300)), FARTHEST * widths)
+    pairs = [(wide if k % 2 == 0 else NEAR_BY * widths) * sign for k, sign in enumerate(signs)]
+    return [center + side * away for away in pairs for side in (-1.0, 1.0)]
+
+
+def _descend(search: Search, start: np.ndarray) -> tuple[Mode | None, int]:
+    """The mode that a search from a point ends in, or None; and its steps."""
+    steps = 0
+
+    def ask(x: np.ndarray):
+        nonlocal steps
+        if steps >= MOST_STEPS:
+            raise _Enough
+        steps += 1
+        return search.ask(x)
+
+    try:
+        first = ask(start)
+        if not (np.isfinite(first.value) and np.all(np.isfinite(first.hessian))):
+            return None, steps
+        found = find_mode(ask, first, TOLERANCE, False)
+    except (FedPDMCError, _Enough):
+        return None, steps
+    proper = np.linalg.eigvalsh(found.point.hessian)[0] > 0
+    return (found if proper else None), steps
+
+
+def _distance(one: Mode, other: Mode) -> float:
+    """In standard deviations of the wider of the two."""
+    away = one.point.x - other.point.x
+    return min(float(np.sqrt(away @ positive_definite(mode.point.hessian) @ away)) for mode in (one, other))

@@ -1,35 +1,180 @@
-"""A run and its result: whole blocks, to a process time or to an effective sample size."""
+"""A run and its result: whole blocks, to a process time or to an effective sample size; also of a run that was saved."""
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable
-from typing import Any, Protocol
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from fedpdmc._jax.precision import double_precision
-from fedpdmc.console.progress import Display, Tick
+from fedpdmc.console.progress import Display, Tick, showing
 from fedpdmc.console.warnings import warn
+from fedpdmc.dynamics import QUARTER, Flow, first_waits
 from fedpdmc.errors import BudgetSpent, InputError, LimitReached
-from fedpdmc.members.latent_handover import hand_over
+from fedpdmc.members.site import DescribedSites, Site, hand_over, latents_at
+from fedpdmc.models.mixture_prior import MixturePrior
+from fedpdmc.models.user_function import variables
+from fedpdmc.results.archive import read
 from fedpdmc.results.exactness_certificate import certificate
-from fedpdmc.results.path_store import LEAST_DRAWS, MOST_DRAWS, DrawStore, SkeletonStore, Store
+from fedpdmc.results.path_store import LEAST_DRAWS, MOST_DRAWS, DrawStore, RunState, SkeletonStore, Store
 from fedpdmc.results.posterior import Posterior
-from fedpdmc.results.run_state import RunState
 from fedpdmc.results.skeleton import Block, Skeleton
-from fedpdmc.results.verdict import ConvergenceWarning
-from fedpdmc.sampling import block_length
-from fedpdmc.sampling.arguments import check_length
-from fedpdmc.sampling.block_length import FIRST_BLOCK, MOST_BLOCKS, MOST_LENGTH, Goal, ess_to_reach, next_length, pieces
-from fedpdmc.sampling.communication_cost import GivenUp, counts
+from fedpdmc.results.verdict import STOP_ESS_PER_CHAIN, ConvergenceWarning
+from fedpdmc.sampling.arguments import PRIOR_SITE, PriorSite, check_length, public_potential
 from fedpdmc.sampling.defaults import Method, check_functions_unchanged, on_lines
+from fedpdmc.sampling.engines.base import BlockMemory, Engine
 from fedpdmc.sampling.factory import open_engine
-from fedpdmc.sampling.provenance import describe, versions
-from fedpdmc.sampling.reference_warning import LATENT_REMEDY, REMEDY, Distance, Unsuitable
-from fedpdmc.sampling.remaining_cost import CostEstimate, remedies, rounds_ahead
-from fedpdmc.sampling.run_state_arrays import Position, pack_choices, pack_position
-from fedpdmc.sampling.same_sites import identify, members_of
+from fedpdmc.sampling.laplace_reference import each_site
+from fedpdmc.sampling.run_cost import (
+    LATENT_REMEDY,
+    REMEDY,
+    USUAL_YIELD,
+    CostEstimate,
+    Distance,
+    GivenUp,
+    Unsuitable,
+    counts,
+    remedies,
+    rounds_ahead,
+)
+from fedpdmc.sampling.run_state_arrays import (
+    Position,
+    check_ledger,
+    identify,
+    members_of,
+    pack_choices,
+    pack_position,
+    unpack_choices,
+    unpack_position,
+    unpack_reference,
+)
+
+DEFAULT_ESS = 1000.0
+FIRST_BLOCK = 10.0  # process time, at least, of the first block of a run to an effective sample size
+TURN_YIELD = 0.82  # effective samples of a turn on a good reference, at least
+LEAST_TURNS = 6  # of the first block
+# With private latents, by the largest standard deviation of a log spread.
+LATENT_YIELD = ((0.2, 0.66), (np.inf, 0.55))
+MOST_GROWTH = 4.0
+MOST_JOINED = 500.0  # process time that is run together with the burn-in
+MOST_BLOCKS = 40  # of a run to an effective sample size
+MOST_LENGTH = 50  # of such a run by the few-rounds method, in first blocks
+MOST_BLOCK = 50.0  # process time of a block in one process; in a run of more than `MOST_PIECES` of them a part of it
+PLANS_PER_BLOCK = 5000  # of a chain: chains wait for each other at the end of a block
+MOST_PIECES = 20  # blocks of equal length
+LATENT_BLOCKS = 4  # the least number of blocks if sites have private latents, which are recorded at their ends
+LATENT_BLOCK = 1.0  # process time, the least length of such blocks
+
+
+class Goal(NamedTuple):
+    """A process time that is reached in whole blocks.
+
+    Attributes
+    ----------
+    begin, until : float
+        Process time from and to which the run goes.
+    pieces : int
+        Blocks of equal length, where all knots are kept.
+    step : float
+        Length of the next block where they are not: it follows the rate of events, to bound memory.
+    """
+
+    begin: float
+    until: float
+    pieces: int
+    step: float
+
+    @classmethod
+    def to(cls, until: float, begin: float, pieces: int, memory: BlockMemory) -> Goal:
+        """A goal before its first block."""
+        return cls(begin, until, pieces, min((until - begin) / 64, memory.first))
+
+    def next_stop(self, now: float, keep: str) -> float:
+        """Process time at which all chains meet next."""
+        if keep == "skeleton":
+            done = round((now - self.begin) / (self.until - self.begin) * self.pieces) + 1
+            # The last stop is set, not computed: rounding must not leave a piece after it.
+            return self.until if done >= self.pieces else self.begin + (self.until - self.begin) * done / self.pieces
+        return self.until if now + 1.5 * self.step >= self.until else now + self.step
+
+    def after(self, plans: float, rounds: int, dim: int, memory: BlockMemory) -> Goal:
+        """The goal with the length of the next block, given the plans and rounds of the last one."""
+        made = max(plans, 1.0) * 8 * (2 * dim + 2) + memory.per_round * rounds
+        return self._replace(step=self.step * float(np.clip(memory.most / made, 0.25, 4.0)))
+
+
+def pieces(plans_per_time: float, length: float) -> int:
+    """Division of a process time into blocks, for a chain with this many plans per unit of time."""
+    return int(np.clip(plans_per_time * length / PLANS_PER_BLOCK, 1, MOST_PIECES))
+
+
+def fewest(method: Method, length: float, before: float = 0.0) -> int:
+    """The least number of blocks: not too few if sites record private latents at their ends, given the time before.
+
+    In one process Ctrl-C drops the unfinished block, so none is long. A run over a network goes on from its store.
+    """
+    if not any(site.latents for site in method.own_sites):
+        return 1 if method.elsewhere else int(np.clip(np.ceil(length / MOST_BLOCK), 1, MOST_PIECES))
+    return int(np.clip(length / max(LATENT_BLOCK, before / LATENT_BLOCKS), 1, LATENT_BLOCKS))
+
+
+def first_length(
+    target: float, chains: int, whitened: bool, turns: bool = False, turn_yield: float = TURN_YIELD
+) -> float:
+    """Process time of the first block of a run to an effective sample size: whole turns, if there are any."""
+    if turns and whitened:
+        count = np.ceil(target / (turn_yield * chains))
+        return QUARTER * float(np.clip(count, LEAST_TURNS, 100 * LEAST_TURNS))
+    usual = target / (USUAL_YIELD * chains) if whitened else FIRST_BLOCK
+    return float(np.clip(usual, FIRST_BLOCK, 100 * FIRST_BLOCK))
+
+
+def first_block(method: Method, duration: float | None, ess: float | None) -> float:
+    """Process time of the first block: as requested, or as probably needed; with turns not too long."""
+    if duration is None:
+        latents = any(site.latents for site in method.sites)
+        own = next(own for width, own in LATENT_YIELD if method.spread_width <= width) if latents else TURN_YIELD
+        length = first_length(ess or DEFAULT_ESS, method.chains, method.whitened, method.dynamics.turns, own)
+    else:
+        length = float(duration)
+    return min(length, MOST_JOINED) if method.dynamics.turns else length
+
+
+def joined_block(method: Method, duration: float | None, ess: float | None) -> float:
+    """Process time that is run together with the burn-in."""
+    return min(first_block(method, duration, ess), MOST_JOINED if method.elsewhere else MOST_BLOCK)
+
+
+def ess_to_reach(method: Method, ess: float | None) -> float:
+    """What was asked for; where the number of chains was left open, at least enough of each chain to tell if they agree."""
+    wanted = DEFAULT_ESS if ess is None else float(ess)
+    return max(wanted, STOP_ESS_PER_CHAIN * method.chains) if method.open_chains else wanted
+
+
+def next_length(target: float, worst: float, span: float) -> tuple[float, float]:
+    """Process time that an effective sample size still needs, and of the next block.
+
+    ``worst`` is the effective sample size of the first ``span`` units. A block is at least a tenth of the run so far and at
+    most three times as long, since the effective sample size of a short run is inaccurate.
+    """
+    need = span * (1.05 * target / max(worst, 1.0) - 1.0)
+    return need, float(np.clip(need, 0.1 * span, (MOST_GROWTH - 1) * span))
+
+
+def split_burn_in(block: Block, flow: Flow) -> tuple[np.ndarray, Skeleton]:
+    """Split a block with turns that begins with the burn-in: events of each chain in it, and the paths from time zero on.
+
+    Velocities change at events and at turns, whose number is known.
+    """
+    path = block.skeleton()
+    turns = np.floor((-block.begin - first_waits(path.chains)) / QUARTER) + 1
+    return np.maximum(path.jumps(flow, 0.0) - turns.astype(np.int64), 0), path.since(flow, 0.0)
+
 
 # Errors that end a run; the blocks so far are kept.
 LIMITS = (BudgetSpent, LimitReached)
@@ -67,8 +212,8 @@ class Sampler:
     def __init__(self, method: Method, burn_in: float, keep: str, watch: Watch | None = None):
         self.method, self.keep, self.watch = method, keep, watch
         self.burn_in_time = burn_in
-        # The prior of every parameter in words, where it is known.
-        self.prior_lines: list[str] = []
+        # The prior of every parameter in words, and how coefficients are read, where they are known.
+        self.described: dict[str, Any] = {"prior": []}
         self.goal: Goal | None = None
         # The cost of an abandoned burn-in before this run, and of this run's burn-in.
         self.given_up = self._cost = GivenUp.nothing(len(method.sites))
@@ -76,12 +221,12 @@ class Sampler:
         self._made: tuple[float, Posterior] | None = None
         self._proofs: list[dict[str, Any]] | None = None
         self._identity: dict[str, Any] | None = None
-        self.engine, self.pace = open_engine(method, burn_in)
+        self.engine, self.horizon = open_engine(method, burn_in)
         # Starts of the chains, in the parameters' own coordinates.
         self.origin = method.reference.to_x(np.asarray(self.engine.state.a))
         self.burn_in_events = np.zeros(method.chains, dtype=np.int64)
         # Private sites, and priors with scales, have many events by design, which say nothing about the reference.
-        watched = method.few_rounds and self.pace is None and method.mixture is None
+        watched = method.few_rounds and self.horizon is None and method.mixture is None
         remedy = LATENT_REMEDY if any(site.latents for site in method.sites) else REMEDY
         self.distance = Distance(method.chains, method.dim, remedy) if watched else None
         self.estimate = CostEstimate(remedies(method), method.open_chains)
@@ -91,24 +236,12 @@ class Sampler:
 
     def _longest(self) -> tuple[float, str]:
         """The process time that every site's budget still covers, and the site with the tightest one."""
-        return (float("inf"), "") if self.pace is None else self.pace.longest(self.method.chains)
+        return (float("inf"), "") if self.horizon is None else self.horizon.longest(self.method.chains)
 
     def check_budget(self, until: float) -> None:
-        """Refuse a run to a process time that a site's privacy budget does not cover, before it starts.
-
-        A run that is accepted can be completed: horizons are chosen so that the budget is not used up before.
-        """
-        if self.pace is None or until <= self.pace.promised:
-            return
-        length, (fits, name) = until - self.engine.time, self._longest()
-        if length > fits:
-            raise InputError(
-                "duration",
-                f"{length:.4g} process time on each of {self.method.chains} chains, burn-in included",
-                f"The privacy budget of site {name!r} covers {fits:.4g}: ask for less, use fewer chains, or see "
-                "`fedpdmc privacy plan`.",
-            )
-        self.pace.promised = until
+        """Refuse a run to a process time that a site cannot answer for, before it starts."""
+        if self.horizon is not None:
+            self.horizon.check(self.method.chains, self.engine.time, until)
 
     def _end_with_budget(self, span: float, fits: float, name: str, display: Display) -> None:
         """A last block as long as the budget covers. Its length is fixed in advance and does not depend on its content."""
@@ -128,14 +261,16 @@ class Sampler:
         With turns, the first units of time towards ``duration`` or ``ess`` belong to the same block: plans reach beyond the
         burn-in, and no chain waits at its end for the slowest. The decision does not depend on what is kept.
         """
-        joined = self.method.few_rounds and self.method.dynamics.turns and self.pace is None and self.keep == "skeleton"
+        joined = (
+            self.method.few_rounds and self.method.dynamics.turns and self.horizon is None and self.keep == "skeleton"
+        )
         if self.distance is not None:
             self.distance.deciding = self._may_switch
         try:
             with self._display(progress, "burn-in") as display:
-                first = block_length.joined_block(self.method, duration, ess) if joined else 0.0
+                first = joined_block(self.method, duration, ess) if joined else 0.0
                 latents = joined and any(site.latents for site in self.method.own_sites)
-                self._set_goal(first, block_length.fewest(self.method, first + self.burn_in_time) if latents else 1)
+                self._set_goal(first, fewest(self.method, first + self.burn_in_time) if latents else 1)
                 self._reach_goal(display)
             if self.distance is not None and (self.distance.deciding or self.method.elsewhere):
                 self.distance.judge_burn_in(float(np.mean(self.burn_in_events)), self.burn_in_time)
@@ -159,7 +294,7 @@ class Sampler:
             self.method = self.method.replace(open_dynamics=False)
             return self
         better = Sampler(method, max(self.burn_in_time, method.burn_in(None, None)), self.keep, self.watch)
-        better.given_up, better.prior_lines = self._cost, self.prior_lines
+        better.given_up, better.described = self._cost, self.described
         return better
 
     @property
@@ -183,7 +318,7 @@ class Sampler:
             raise stopped
         reasons = {BudgetSpent: "A privacy budget is spent", LimitReached: "A limit of the contract is reached"}
         why = reasons.get(type(stopped), "Interrupted")
-        on = "" if type(stopped) in reasons else " post = post.extend(...) continues from there."
+        on = f" {stopped}" if type(stopped) in reasons else " post = post.extend(...) continues from there."
         warn(
             f"{why}: the unfinished block is dropped, and the posterior ends at process time {self.engine.time:g}.{on}",
         )
@@ -213,6 +348,16 @@ class Sampler:
         facts = {"burn_in": self.burn_in_time, "keep": self.keep, "given_up": list(self.given_up[:3])}
         arrays |= pack_position(self.position()) | {"given_up_passes": np.asarray(self.given_up.passes)}
         return RunState(self._identity | choices | facts | {"versions": versions()}, arrays)
+
+    @property
+    def members(self) -> tuple[Site, ...]:
+        """The sites in this process."""
+        return () if self.method.elsewhere else self.method.own_sites
+
+    def each_site(self, sites: Any) -> dict[str, Any] | None:
+        """What each site in this process says by itself; None for sites on a network."""
+        method = self.method
+        return None if method.elsewhere else each_site(method.own_sites, method.prior, method.names)
 
     def _check_same(self, sites: Any, prior: Any) -> None:
         """Check that these are the sites and the prior of this run."""
@@ -295,7 +440,7 @@ class Sampler:
         plans = self.engine.plans.mean() - self.method.first_plan
         rate = plans / max(self.burn_in_time + self.engine.time, 1e-9)
         length = until - self.engine.time
-        self._set_goal(until, max(block_length.fewest(self.method, length, self.engine.time), pieces(rate, length)))
+        self._set_goal(until, max(fewest(self.method, length, self.engine.time), pieces(rate, length)))
         self._reach_goal(display)
 
     def _set_goal(self, until: float, count: int) -> None:
@@ -327,7 +472,7 @@ class Sampler:
 
     def _keep_since_zero(self, block: Block) -> None:
         """Keep what comes after the burn-in."""
-        self.burn_in_events, path = block_length.split_burn_in(block, self.method.dynamics.flow)
+        self.burn_in_events, path = split_burn_in(block, self.method.dynamics.flow)
         self._keep(path)
 
     def _keep(self, block: Block | Skeleton) -> None:
@@ -343,7 +488,7 @@ class Sampler:
                 f"{target:g} with keep='draws', which keeps {LEAST_DRAWS} to {MOST_DRAWS} draws of each chain",
                 "Ask for less, take more chains, or use keep='skeleton'.",
             )
-        first = block_length.first_block(self.method, None, target)
+        first = first_block(self.method, None, target)
         begin = max(self.engine.time, 0.0)
         for _ in range(MOST_BLOCKS + 1):
             length = need = first
@@ -391,12 +536,197 @@ class Sampler:
         return self._made[1]
 
     def _privacy(self) -> dict[str, Any] | None:
-        own = self.engine.federation.privacy
-        return self.watch.privacy() if own is None and self.watch is not None else own
+        return self.engine.federation.privacy or (None if self.watch is None else self.watch.privacy())
 
     def _settings(self) -> dict[str, Any]:
         if self._proofs is None:
             names = [site.name for site in self.method.sites]
-            self._proofs = certificate(names, self.engine.federation.clocks)
-        own = {"burn_in": self.burn_in_time, "keep": self.keep, "certificate": self._proofs, "prior": self.prior_lines}
+            self._proofs = certificate(names, dict(self.engine.federation.clocks))
+        own = {"burn_in": self.burn_in_time, "keep": self.keep, "certificate": self._proofs} | self.described
         return describe(self.method, self.engine) | own | ({} if self.watch is None else self.watch.facts())
+
+
+MOST_NAMED = 3  # parameters in the description of a mode
+
+
+def versions() -> dict[str, str]:
+    """Versions of what decides the bits of a run."""
+    return {name: metadata.version(name) for name in ("fedpdmc", "jax", "jaxlib", "numpy", "equinox")}
+
+
+def describe(method: Method, engine: Engine) -> dict[str, Any]:
+    """The choices of a run and how far it has come, as `Posterior.settings` has them."""
+    return {
+        "dynamics": repr(method.dynamics),
+        "reference": method.reference_name,
+        "reference_why": method.reference.why,
+        "narrow": _narrow(method),
+        "wide_starts": method.wide_starts,
+        "modes": [mode | {"place": _place(method, mode)} for mode in method.reference.modes],
+        "control": method.control_name,
+        "chosen": method.chosen,
+        "prior_at": _prior_at(method),
+        "prior_site": _prior_site(method),
+        "redistribution": method.redistribution,
+        "chains": method.chains,
+        "segments": method.segments,
+        "ended_by_arrival": float(engine.site_events.sum() / max((engine.plans - method.first_plan).sum(), 1)),
+        "duration": max(engine.time, 0.0),
+        "seed": method.seed,
+        "bounds": method.bounds,
+        "constraints": 0 if method.constraints is None else len(method.constraints[1]),
+        "sites": [site.name for site in method.sites],
+        "clocks": _clocks(method, engine),
+        "versions": versions(),
+    }
+
+
+def _narrow(method: Method) -> dict[str, Any] | None:
+    """The parameter whose tail is wider than the reference, and by how much."""
+    if method.reference.narrow is None:
+        return None
+    which, ratio = method.reference.narrow
+    return {"name": method.names[which], "ratio": ratio}
+
+
+def _place(method: Method, mode: dict[str, Any]) -> str:
+    """The parameters at a mode that differ most from those at the centre of the reference."""
+    away = np.abs(np.linalg.solve(np.asarray(mode["scale"]), np.asarray(mode["at"]) - np.asarray(mode["center"])))
+    first = np.argsort(-away)[:MOST_NAMED]
+    return ", ".join(f"{method.names[i]} = {mode['at'][i]:.3g}" for i in first if away[i] > 0.5 * away.max())
+
+
+def _clocks(method: Method, engine: Engine) -> list[dict[str, Any]]:
+    """Which clock each site walks with and why; for remote sites this is not known here."""
+    choices = engine.federation.choices
+    return [{"site": site.name, **choices.get(site.name, {"clock": "at the site"})} for site in method.sites]
+
+
+def _prior_at(method: Method) -> str:
+    if method.prior is not None:
+        return method.prior_at
+    return "extra" if any(site.name == PRIOR_SITE for site in method.sites) else "flat"
+
+
+def _prior_site(method: Method) -> str | None:
+    """The member that walks with the prior for the coordinator; a site that happens to have its name is a site."""
+    return next((site.name for site in method.sites if isinstance(site, PriorSite)), None)
+
+
+@double_precision
+def load(path: str | Path) -> Posterior:
+    """Read a posterior that `Posterior.save` wrote.
+
+    It holds no records. With the state of its run it has the sites' derivatives, which `fedpdmc.assessment` needs for
+    heterogeneity. To continue, give it the sites and the prior again: ``post.extend(ess=..., sites=sites, prior=prior)``.
+    """
+    post, state = read(path)
+    if state is not None:
+        post.attach(SavedRun(post, state))
+        try:
+            made = unpack_reference(state.facts["reference"], state.arrays)
+            post.reference = dataclasses.replace(post.reference, control=made.control, name=made.name)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            found = f"{path}, whose run has a state that cannot be read ({type(error).__name__})"
+            raise InputError("load(path)", found, "Give a folder that Posterior.save wrote, whole.") from error
+    return post
+
+
+class SavedRun:
+    """The run of a posterior that was read from an archive.
+
+    Parameters
+    ----------
+    post : Posterior
+    state : RunState
+        Where its run was.
+    """
+
+    def __init__(self, post: Posterior, state: RunState):
+        self.post, self._state = post, state
+
+    def state(self) -> RunState:
+        """Where the run is."""
+        return self._state
+
+    @property
+    def members(self) -> tuple[Any, ...]:
+        """None: an archive holds no records."""
+        return ()
+
+    def each_site(self, sites: Any) -> dict[str, Any] | None:
+        """What each of the given sites says by itself; None without them."""
+        if sites is None:
+            return None
+        prior = sites.prior if isinstance(sites, DescribedSites) else None
+        prior = prior.normal if isinstance(prior, MixturePrior) else prior
+        return each_site(list(sites), prior, self.post.names)
+
+    def extend(
+        self,
+        *,
+        duration: float | None = None,
+        ess: float | None = None,
+        sites: Any = None,
+        prior: Any = None,
+        progress: bool = True,
+    ) -> Posterior:
+        """Open the sites again, and continue by ``duration`` or to ``ess``."""
+        check_length(duration, ess)
+        if sites is None:
+            raise InputError(
+                "sites",
+                "None, of a posterior that was read from disk without its records",
+                "Give the sites and the prior that sample() was given: post.extend(..., sites=sites, prior=prior).",
+            )
+        if prior is None and isinstance(sites, DescribedSites):
+            prior = sites.prior
+        with showing(progress):
+            return self._sampler(sites, prior).extend(duration=duration, ess=ess, progress=progress)
+
+    @double_precision
+    def _sampler(self, sites: Any, prior: Any) -> Sampler:
+        """A sampler that is where the saved one was.
+
+        A site with a budget begins a new run in its ledger, with new random numbers; the observed time before is added to
+        its report.
+        """
+        facts, arrays, post = self._state.facts, self._state.arrays, self.post
+        method = self._method(sites, prior)
+        before = post.privacy or {}
+        for site in method.own_sites:
+            if site.budget is not None:
+                check_ledger(site, before[site.name]["run"])
+        sampler = Sampler(method, facts["burn_in"], facts["keep"])
+        sampler.restore(unpack_position(arrays))
+        sampler.engine.set_latents(latents_at(method.own_sites, sampler.engine.time, method.chains))
+        rounds, plans, segments = facts["given_up"]
+        sampler.given_up = GivenUp(rounds, plans, segments, arrays["given_up_passes"])
+        sampler.described = {key: post.settings[key] for key in ("prior", "effect_scale") if key in post.settings}
+        sampler.store, sampler.origin = post.store.copy(), post.origin
+        sampler.engine.federation.continue_accounts(before)
+        return sampler
+
+    def _method(self, sites: Any, prior: Any) -> Method:
+        """All choices of the saved run, with the sites that were given."""
+        state, names = self._state, self.post.names
+        facts, dynamics = state.facts, self.post.dynamics
+        mixture = prior if isinstance(prior, MixturePrior) else None
+        members, prior, rate = members_of(state, names, sites, prior)
+        choices, reference, control = unpack_choices(facts, state.arrays)
+        walked = prior if facts["prior_at"] == "coordinator" else None
+        return Method(
+            sites=members,
+            dim=len(names),
+            prior=prior,
+            dynamics=dynamics,
+            reference=reference,
+            control=control,
+            chains=self.post.chains,
+            names=names,
+            public=public_potential(members, walked, control, reference, dynamics, mixture),
+            mixture=mixture,
+            redistribution=rate,
+            variables=variables(members, names),
+            **choices,
+        )

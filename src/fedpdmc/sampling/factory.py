@@ -14,36 +14,34 @@ from jaxtyping import Array, Float, Int
 from fedpdmc._jax.by_numpy import once
 from fedpdmc._jax.compilation import on_device
 from fedpdmc._jax.random_streams import ChainKeys, chain_keys, normals, uniforms
-from fedpdmc.clocks.choose_lockstep import LEAST_CHAINS, dense_choices
+from fedpdmc.clocks import ClockChoice
+from fedpdmc.clocks.choose import LEAST_CHAINS, choices_in_one_process
 from fedpdmc.console.progress import report
-from fedpdmc.dynamics import Dynamics, Turn
-from fedpdmc.dynamics.quarter_turns import first_waits
-from fedpdmc.members.member import Member
+from fedpdmc.dynamics import Dynamics, Turn, first_waits
 from fedpdmc.members.private_site import PrivateSite
-from fedpdmc.members.run_coordinates import USUAL_CHAIN_TIME, Opening, choose_clock, local_columns
-from fedpdmc.members.site import Site
+from fedpdmc.members.run_coordinates import Opening, choose_clock, local_columns, sums_over_records
+from fedpdmc.members.site import Member, Site
 from fedpdmc.results.diagnostics import wide_chains
-from fedpdmc.sampling.budget_horizon import Pace
-from fedpdmc.sampling.constraints import start_inside, walls_of
-from fedpdmc.sampling.coordinator import Coordinator, State
-from fedpdmc.sampling.defaults import Method
+from fedpdmc.sampling.coordinator import Coordinator, State, shares
+from fedpdmc.sampling.defaults import Method, start_inside, walls_of
 from fedpdmc.sampling.engines import lockstep
-from fedpdmc.sampling.engines.base import Engine, Federation
-from fedpdmc.sampling.engines.chunked import CompiledEngine
-from fedpdmc.sampling.engines.compiled_loop import LocalFederation
-from fedpdmc.sampling.engines.in_process_private import GuardedFederation
-from fedpdmc.sampling.engines.lockstep_blocks import LockstepEngine
-from fedpdmc.sampling.engines.network_and_prior import JoinedFederation
+from fedpdmc.sampling.engines.base import Engine, Federation, JoinedFederation
+from fedpdmc.sampling.engines.compiled_loop import CompiledEngine, LocalFederation
+from fedpdmc.sampling.engines.lockstep import LockstepEngine
 from fedpdmc.sampling.engines.rounds import RoundsEngine
 from fedpdmc.sampling.laplace_reference import prior_mean
-from fedpdmc.sampling.prior_redistribution import shares
+from fedpdmc.sampling.mode_search import potential_values
+from fedpdmc.sampling.private_run import BudgetHorizon, PrivateSites
 
 # A part of the chains (`fedpdmc.results.diagnostics.wide_chains`) starts twice as far out as the others usually are, and no
-# more than so many standard deviations farther: with tens of parameters, twice is where no chain ever is.
+# more than so many standard deviations farther: with tens of parameters, twice is where no chain ever is. Starts at four
+# standard deviations would show a reference that is too narrow in two runs of three, but a burn-in leaves traces of them.
 FARTHER = 2.0
+# Where averages over the reference did not settle, starts are halved up to so often while U is higher there by more.
+HALVINGS, HIGHEST_START = 10, 30.0
 
 
-def open_engine(method: Method, burn_in: float) -> tuple[Engine, Pace | None]:
+def open_engine(method: Method, burn_in: float) -> tuple[Engine, BudgetHorizon | None]:
     """The engine of a run, its sites opened, and how far ahead it plans where sites have a privacy budget."""
     parts = coordinator(method, burn_in), start_state(method, burn_in), coordinator_key(method)
     if not method.elsewhere and not any(site.budget is not None or site.log is not None for site in method.sites):
@@ -53,10 +51,10 @@ def open_engine(method: Method, burn_in: float) -> tuple[Engine, Pace | None]:
         members = local_federation(method, dense=together)
         engine = LockstepEngine if together and lockstep.applies(members.groups) else CompiledEngine
         return engine(members, *parts), None
-    members, pace = federation(method), None
+    members, horizon = federation(method), None
     if members.accounts:
-        pace = Pace(method.dynamics, method.dim, lambda: members.accounts, -burn_in)
-    return RoundsEngine(members, *parts, reach=pace), pace
+        horizon = BudgetHorizon(method.dynamics, method.dim, lambda: members.accounts, -burn_in)
+    return RoundsEngine(members, *parts, reach=horizon), horizon
 
 
 def coordinator_key(method: Method):
@@ -75,34 +73,39 @@ def federation(method: Method) -> Federation:
 
     Sites with a budget or a log are asked one message at a time.
     """
+    own = method.own_sites
     if method.elsewhere:
         elsewhere: Any = method.sites[0].federation
-        return JoinedFederation(elsewhere, local_federation(method)) if method.own_sites else elsewhere
+        return JoinedFederation([elsewhere, local_federation(method)]) if own else elsewhere
     run = secrets.token_hex(16)
-    own = method.own_sites
-    guards = {site.name: PrivateSite(site, opening(method, site), run) for site in own if site.budget is not None}
+    private = {site.name: PrivateSite(site, opening(method, site), run) for site in own if site.budget is not None}
     plain = [site for site in own if site.budget is None]
     logs = {site.name: site.log for site in own if site.log is not None}
-    if not guards and not logs:
-        return local_federation(method)
-    return GuardedFederation(
-        [site.name for site in own], guards, local_federation(method, plain) if plain else None, logs
-    )
+    parts = [local_federation(method, plain)] if plain else []
+    if not private and not logs:
+        return parts[0]
+    parts += [PrivateSites(private)] if private else []
+    return JoinedFederation(parts, [site.name for site in own], logs)
 
 
 def local_federation(method: Method, sites: Sequence[Site] | None = None, dense: bool = False) -> LocalFederation:
     """All sites, or some of them, opened in this process; with dense clocks where they may have them and it pays."""
     members = method.own_sites if sites is None else sites
-    openings, choices = [opening(method, site) for site in members], []
-    for number, (site, told) in enumerate(zip(members, openings, strict=True), 1):
-        report("compiling", number, len(members))
-        choices.append(choose_clock(site, told))
-    if dense:
-        choices = dense_choices(choices, method.dynamics, method.chains) or choices
+    openings = [opening(method, site) for site in members]
+    potentials = sums_over_records(members, openings) if dense else []
+
+    def choose_each() -> list[ClockChoice]:
+        choices = []
+        for number, (site, facts) in enumerate(zip(members, openings, strict=True), 1):
+            report("compiling", number, len(members))
+            choices.append(choose_clock(site, facts, potentials[number - 1] if potentials else None))
+        return choices
+
+    choices = choices_in_one_process(potentials, choose_each, method.dynamics, method.chains)
     return LocalFederation(
         [site.name for site in members],
         [choice.clock for choice in choices],
-        [local_columns(site, told) for site, told in zip(members, openings, strict=True)],
+        [local_columns(site, facts) for site, facts in zip(members, openings, strict=True)],
         [site.keys(method.seed, method.chains, method.dynamics.draws) for site in members],
         method.chains,
         [choice.report for choice in choices],
@@ -117,9 +120,7 @@ def opening(method: Method, site: Member) -> Opening:
         share = method.prior.scaled(site.records / records if records else 1 / len(method.sites))
     control, redistributed = method.control.get(site.name), method.redistribution > 0
     private, adaptive = sum(site.budget is not None for site in method.sites), method.bounds == "adaptive"
-    # A site with its own seed walks as it would on a network, where this is not known.
-    time = USUAL_CHAIN_TIME if isinstance(site, Site) and site.seed is not None else method.chain_time
-    return Opening(method.reference, method.dynamics, control, share, redistributed, adaptive, private, time)
+    return Opening(method.reference, method.dynamics, control, share, redistributed, adaptive, private)
 
 
 def start_state(method: Method, burn_in: float = 0.0) -> State:
@@ -143,6 +144,8 @@ def start_state(method: Method, burn_in: float = 0.0) -> State:
         if method.reference.starts is not None:
             at = np.asarray(method.reference.center)
             spread = method.reference.whiten(method.reference.starts.about(at, np.asarray(spread)))
+        elif method.unsettled and not method.elsewhere:
+            spread = _lowered(method, np.asarray(spread))
     else:
         center = np.zeros(dim) if method.prior is None else np.asarray(prior_mean(method.prior))
         center, spread = method.reference.to_a(center), 0.1 * spread
@@ -155,6 +158,19 @@ def start_state(method: Method, burn_in: float = 0.0) -> State:
     scales = None if method.mixture is None else method.mixture.law.start(chains)
     turn = Turn(on_device(first_waits(chains)), count) if method.dynamics.turns else None
     return State(a, v, on_device(np.full(chains, -burn_in)), number, count, count, count, share, turn, scales)
+
+
+def _lowered(method: Method, a: np.ndarray) -> np.ndarray:
+    """Starts about a mode to which the posterior is unlike, halfway back where U is too high: rates there may overflow."""
+    own = [site for site in method.own_sites if site.coordinates is None and site.budget is None and not site.latents]
+    for _ in range(HALVINGS if len(own) == len(method.sites) else 0):
+        points = method.reference.to_x(np.concatenate([np.zeros((1, method.dim)), a]))
+        heights = np.sum([potential_values(site.potential, points) for site in own], axis=0)
+        fine = heights[1:] - heights[0] <= HIGHEST_START + method.dim
+        if fine.all():
+            break
+        a = np.where(fine[:, None], a, a / 2)
+    return a
 
 
 def _on_sphere(a: Float[Array, "C d"]) -> Float[Array, "C d"]:

@@ -1,4 +1,4 @@
-"""The federated mode, the Laplace reference and the sites' control variates."""
+"""The federated mode, the Laplace reference and the sites' control variates; and the reference of private sites."""
 
 from __future__ import annotations
 
@@ -9,30 +9,29 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedpdmc._jax.precision import double_precision
-from fedpdmc.bent_coordinates import Bend
 from fedpdmc.console.progress import report
 from fedpdmc.enclosures import not_finite_at
 from fedpdmc.errors import GUARD, FedPDMCError, ImproperPosterior, InputError, NotFinite
-from fedpdmc.members.member import Member
-from fedpdmc.members.site import Site, own_part
-from fedpdmc.models.variables import coordinate_names
+from fedpdmc.members.private_site import noisy_derivatives, release_point
+from fedpdmc.members.site import Member, Site, own_part
+from fedpdmc.models.user_function import coordinate_names
 from fedpdmc.potentials import ControlVariate, Quadratic
+from fedpdmc.privacy.budget_planning import REFERENCE
+from fedpdmc.sampling.arguments import PRIOR_SITE, resolve_members
 from fedpdmc.sampling.mode_search import (
     IMPROPER,
     LEVELLED,
     Mode,
     Point,
     called,
+    check_signs,
     find_mode,
     flattest,
     positive_definite,
     root_of_inverse,
     singular,
 )
-from fedpdmc.sampling.noisy_reference import noisy_laplace
-from fedpdmc.sampling.sign_check import check_signs
-from fedpdmc.sampling.sites_and_prior import PRIOR_SITE, resolve_members
-from fedpdmc.whitening import LAPLACE, Reference
+from fedpdmc.whitening import LAPLACE, VB, Bend, Reference
 
 # Under a flat prior: the least rise of the potential one standard deviation from a mode (½ for a Gaussian).
 LEAST_RISE = 0.05
@@ -271,3 +270,106 @@ def _ask(sites, prior, x, spread, traffic) -> Point:
         gradient = gradient + precision @ x + linear
         hessian = hessian + precision
     return Point(x, float(value), gradient, hessian, parts, spread)
+
+
+# Part of the prior's variance above which a site has learned nothing about a parameter.
+NOTHING_LEARNED = 0.99
+
+
+@double_precision
+def each_site(
+    members: Sequence[Member], prior: Any, names: Sequence[str]
+) -> dict[str, tuple[np.ndarray, np.ndarray] | None]:
+    """Mean and covariance of the Laplace approximation by each site's own records and the prior; None if it has no mode.
+
+    The mean is NaN for parameters whose variance is that of the prior: the site's records say nothing about them.
+    """
+    known = isinstance(prior, Quadratic) and np.linalg.matrix_rank(np.asarray(prior.precision)) == len(names)
+    before = np.diag(np.linalg.inv(np.asarray(prior.precision))) if known else np.full(len(names), np.inf)
+    walked = [member for member in members if member.name == PRIOR_SITE]
+    found: dict[str, tuple[np.ndarray, np.ndarray] | None] = {}
+    for member in (member for member in members if member.name != PRIOR_SITE):
+        if member.noisy or member.latents or member.coordinates is not None:
+            why = (
+                "a privacy budget"
+                if member.noisy
+                else "effects of groups"
+                if member.latents
+                else "some coordinates only"
+            )
+            raise InputError(
+                "by", f"'site' with {why} at {member.name!r}", "A site's own estimate needs all parameters."
+            )
+        try:
+            made = laplace([member, *walked], prior, names=names)
+            covariance = np.asarray(made.scale_tril @ made.scale_tril.T)
+            silent = np.diag(covariance) > NOTHING_LEARNED * before
+            found[member.name] = np.where(silent, np.nan, np.asarray(made.center)), covariance
+        except FedPDMCError:
+            found[member.name] = None
+    return found
+
+
+# Under a flat prior: lower limit on the eigenvalues of the summed noisy Hessian, relative to the largest.
+LEAST_CURVATURE = 1e-3
+# The mode is searched for within this many prior standard deviations, times the root of the dimension.
+REACH = 3.0
+
+
+def noisy_laplace(sites: tuple[Any, ...], prior: Quadratic | None, x: np.ndarray, averaged: bool = False) -> Reference:
+    """The Laplace reference by a few Newton steps on noisy sums; all of it comes from charged releases.
+
+    With ``averaged``, the last step uses averages over the reference found by the others.
+    """
+    traffic, start, last = {site.name: 0 for site in sites}, x, len(REFERENCE.steps) - 1
+    spread, precision = None, np.zeros((0, 0))
+    for step in range(len(REFERENCE.steps)):
+        if averaged and step == last:
+            spread = _root(precision)
+        hessian, gradient = np.zeros((len(x), len(x))), np.zeros(len(x))
+        parts = {}
+        for site in sites:
+            index = np.arange(len(x)) if site.coordinates is None else site.coordinates
+            if site.budget is not None:
+                g, h, point, *_ = noisy_derivatives(site, x, step, spread=spread)
+            else:
+                (_, g, h), point = site.derivatives(x, spread), x[index]
+                # A remote site evaluates noisy derivatives within the region that the contract declares.
+                point = release_point(point, site.bounds) if site.noisy else point
+            gradient[index] += g
+            hessian[np.ix_(index, index)] += h
+            about = own_part(x, spread, site.coordinates)[1]
+            parts[site.name] = (g, h, point, None if about is None else jnp.asarray(about))
+            traffic[site.name] += 8 * (2 * g.size + h.size + (0 if spread is None else spread.size))
+        precision = _posterior_precision(hessian, prior)
+        if prior is not None:
+            gradient = gradient + np.asarray(prior.precision) @ x + np.asarray(prior.linear)
+        x = _within_reach(x - np.linalg.solve(precision, gradient), start, prior)
+    control = {
+        name: ControlVariate(Quadratic(jnp.asarray(h), jnp.asarray(g - h @ point)), jnp.asarray(point), 2, about)
+        for name, (g, h, point, about) in parts.items()
+    }
+    name, why = (VB, "its last step is an average") if averaged else (LAPLACE, "")
+    return Reference(jnp.asarray(x), jnp.asarray(_root(precision)), control, len(REFERENCE.steps), traffic, name, why)
+
+
+def _root(precision: np.ndarray) -> np.ndarray:
+    covariance = np.linalg.inv(precision)
+    return np.linalg.cholesky((covariance + covariance.T) / 2)
+
+
+def _posterior_precision(hessian: np.ndarray, prior: Quadratic | None) -> np.ndarray:
+    """The prior's precision plus the positive part of the noisy Hessian: noise can make the Hessian indefinite."""
+    values, vectors = np.linalg.eigh((hessian + hessian.T) / 2)
+    floor = 0.0 if prior is not None else LEAST_CURVATURE * max(float(values.max()), 1e-300)
+    curvature = (vectors * np.maximum(values, floor)) @ vectors.T
+    return curvature if prior is None else curvature + np.asarray(prior.precision)
+
+
+def _within_reach(x: np.ndarray, mean: np.ndarray, prior: Quadratic | None) -> np.ndarray:
+    """Clip a step to the range of the prior, so that a step due to noise cannot lead far away."""
+    if prior is None:
+        return x
+    off = x - mean
+    length = float(np.sqrt(off @ np.asarray(prior.precision) @ off))
+    return mean + off * min(1.0, REACH * np.sqrt(len(x)) / max(length, 1e-300))

@@ -11,39 +11,36 @@ import numpy as np
 
 from fedpdmc.dynamics import Boomerang
 from fedpdmc.errors import InputError
-from fedpdmc.members.account_report import account_report
-from fedpdmc.members.clipping import model_of
-from fedpdmc.members.noisy_derivatives import (
+from fedpdmc.members.bounded_records import model_of
+from fedpdmc.members.private_site import (
     Noisy,
+    account_report,
     gradient_change,
     noisy_derivatives,
     release_point,
     release_status,
+    summed_derivatives,
 )
-from fedpdmc.members.shared_noise import summed_derivatives
 from fedpdmc.members.site import Site
 from fedpdmc.models.model_file.records import RecordModel
-from fedpdmc.models.variables import coordinate_names, variables
+from fedpdmc.models.user_function import coordinate_names, variables
 from fedpdmc.potentials import Quadratic
 from fedpdmc.privacy import noise_aware
 from fedpdmc.privacy.budget import Budget
-from fedpdmc.privacy.budget_planning import Question
-from fedpdmc.privacy.comparison import exact_samples
-from fedpdmc.privacy.noise_aware import Gaussian, Release
-from fedpdmc.privacy.noise_shares import shared_words
-from fedpdmc.privacy.schedule import ONE_SHOT, PRIVATE_LAPLACE
-from fedpdmc.privacy.sensitivity import Model, sensitivity
+from fedpdmc.privacy.budget_planning import ONE_SHOT, PRIVATE_LAPLACE, Question, exact_samples
+from fedpdmc.privacy.gaussian_mechanism import shared_words
+from fedpdmc.privacy.noise_aware import Gaussian, NoisyRelease
+from fedpdmc.privacy.sensitivity import ModelFacts, sensitivity
 from fedpdmc.results.path_store import DrawStore
 from fedpdmc.results.posterior import Posterior
 from fedpdmc.results.skeleton import Moments
-from fedpdmc.sampling.arguments import check_names
+from fedpdmc.sampling.arguments import check_names, resolve_members
 from fedpdmc.sampling.laplace_reference import prior_mean
-from fedpdmc.sampling.sites_and_prior import resolve_members
 from fedpdmc.whitening import Reference
 
-CHAINS, DRAWS = 4, 2500
-# If a posterior standard deviation is above this share of the prior's, the records have contributed little.
-LITTLE_LEARNT = 0.8
+CHAINS = 4
+DRAWS = 2500  # of each chain
+LITTLE_LEARNT = 0.8  # a posterior standard deviation over the prior's, above which records have contributed little
 
 
 def private_laplace(sites: Any, prior: Any, names: Any, seed: int | None) -> Posterior:
@@ -120,7 +117,7 @@ def _within_regions(members: tuple[Any, ...], x: np.ndarray) -> np.ndarray:
     return x
 
 
-def _ask(members: tuple[Any, ...], x: np.ndarray, step: int, traffic: np.ndarray, shared: Noisy | None) -> Release:
+def _ask(members: tuple[Any, ...], x: np.ndarray, step: int, traffic: np.ndarray, shared: Noisy | None) -> NoisyRelease:
     """One round: the sums of what the sites release, and the variances of their noise.
 
     ``shared`` is the sum over the sites that share their noise.
@@ -151,7 +148,7 @@ def _ask(members: tuple[Any, ...], x: np.ndarray, step: int, traffic: np.ndarray
             add(noisy_derivatives(site, x, step, ONE_SHOT), index)
         else:
             add(site.released(x), index)
-    return Release(x, gradient, hessian, np.sqrt(first), np.sqrt(second))
+    return NoisyRelease(x, gradient, hessian, np.sqrt(first), np.sqrt(second))
 
 
 def _say_if_little(cov: np.ndarray, prior: Gaussian) -> None:
@@ -203,7 +200,7 @@ def _rows(site: Any, scale: np.ndarray) -> np.ndarray:
     return scale if site.coordinates is None else scale[site.coordinates]
 
 
-def exact_cost(model: Model, budget: Any, rows: np.ndarray, sites: int) -> float:
+def exact_cost(model: ModelFacts, budget: Any, rows: np.ndarray, sites: int) -> float:
     """Effective samples of the exact chain that a site's budget would buy, in the coordinates of a posterior.
 
     ``rows`` are those of the posterior's scale matrix for the parameters that the site's records depend on.

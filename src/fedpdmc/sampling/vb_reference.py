@@ -10,11 +10,12 @@ import numpy as np
 
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.console.warnings import warn
-from fedpdmc.members.member import Member
+from fedpdmc.members.site import Member
+from fedpdmc.models.mixture_prior import StandIn
+from fedpdmc.results.verdict import NARROW
 from fedpdmc.sampling.bent_spreads import Bending, bendable, bending, profile_points
-from fedpdmc.sampling.laplace_reference import Search, begin_search
+from fedpdmc.sampling.laplace_reference import Search, begin_search, noisy_laplace
 from fedpdmc.sampling.mode_search import Mode, Point, positive_definite, root_of_inverse
-from fedpdmc.sampling.noisy_reference import noisy_laplace
 from fedpdmc.whitening import LAPLACE, VB, Reference, Starts
 
 # Averages replace the search for the mode when its next step is shorter than this many standard deviations. An averaged
@@ -44,11 +45,15 @@ WIDER, WIDER_SQUARED, LEAST_WIDER, MOST_WIDER = 0.6, 12.0, 1e-3, 0.1
 NEAREST = 0.3
 TAIL = 4.5  # distance from the centre, in standard deviations, at which tails are measured
 SKEWED = 0.15  # change of curvature per standard deviation above which tails are measured
-SHIFTED = 0.75  # standard deviations from the mode to the mean above which they are measured too
+# Standard deviations from the mode to the mean above which they are measured too: at most the first, and for d parameters
+# d + 2 times the second. A symmetric tensor of third derivatives with such a trace has a skew of 0.3.
+SHIFTED, SHIFTED_EACH = 0.75, 0.05
 MOST_DIRECTIONS = 8  # in which tails are measured
 MOST_GUESSED = (
     6.0  # the largest ratio that is guessed, below what sites accept: they see derivatives that are not rounded
 )
+UNSEEN = 2.5  # part of the ratio that the shift from the mode suggests and the change of curvature does not show
+TOO_FAR = 18.0  # ratio, as guessed and allowed by the prior, from which that is too little for the usual burn-in
 GUESSED = 4.0  # ratio of variances, less one, for each unit of the change of curvature per standard deviation
 WORTH_IT = (
     1.5  # the least ratio of variances for which a reference is widened: 1.45 of 200 records and 6 parameters is none
@@ -181,17 +186,15 @@ def search_vb(
                 return tails.starting(reference, found), found.point.x, found.spread
             kept, said = _part_kept(mode.point, found, _rounding(search, found.scale))
             reference = _wider(search, found.point, rounds, why + said, kept)
-            return dataclasses.replace(reference, narrow=tails.narrow), found.point.x, found.spread
+            return dataclasses.replace(reference, **tails.left), found.point.x, found.spread
         search = search._replace(start=mode.point.x)
     here, step, _ = mode
     if points is not None:
         # Control variates are made where sites were asked last, and that was for an average.
         search.ask(here.x)
         rounds += 1
-    scale, why = (
-        root_of_inverse(positive_definite(here.hessian)),
-        "averages over the Laplace approximation could not be used, or did not settle",
-    )
+    scale = root_of_inverse(positive_definite(here.hessian))
+    why = "averages over the Laplace approximation could not be used, or did not settle"
     return search.reference(here, here.x + step, scale, rounds, LAPLACE, why), here.x, None
 
 
@@ -222,7 +225,7 @@ def _bent(made: Bending, found: Averaged, rounds: int, tails: Tails) -> Referenc
         reference = tails.starting(reference, found)
     else:
         reference = made.search.reference(found.point, found.center, found.scale, rounds, VB, why)
-    return dataclasses.replace(reference, bend=made.bend, narrow=tails.narrow)
+    return dataclasses.replace(reference, bend=made.bend, **tails.left)
 
 
 @double_precision
@@ -234,7 +237,9 @@ def reference_at(
     kept = min((own.kept for own in (found.control or {}).values()), default=1.0)
     search = begin_search(sites, prior, x, names).bent(found.bend)
     made = _wider(search, search.ask(x, spread), 1, "", kept, found.wide)
-    return dataclasses.replace(made, bend=found.bend, starts=found.starts, narrow=found.narrow, why=found.why)
+    return dataclasses.replace(
+        made, bend=found.bend, starts=found.starts, narrow=found.narrow, ridged=found.ridged, why=found.why
+    )
 
 
 class Tails:
@@ -263,13 +268,13 @@ class Tails:
         self.first = self.precision
         self.wide, self.stretch = np.zeros((len(found.center), 0)), []
         self.narrow: tuple[int, float] | None = None
+        self.straight = 1.0
 
     def skewed(self, before: Point) -> bool:
         """Whether tails are measured: the curvature changes much from the mean to a point near the mode, or these differ."""
         change, _, distance, (scale, way), _ = self._change(before)
-        step = np.linalg.solve(positive_definite(before.hessian), before.gradient)
-        shift = np.abs(way - np.linalg.solve(scale, step)).max()
-        return bool(np.abs(change).max() >= SKEWED * distance or shift >= SHIFTED)
+        far = min(SHIFTED, SHIFTED_EACH * (len(way) + 2))
+        return bool(np.abs(change).max() >= SKEWED * distance or np.abs(_shift(before, scale, way)).max() >= far)
 
     def _change(self, before: Point):
         """Eigenvalues and eigenvectors of the change of curvature to a point, its distance, the whitening, the rounding."""
@@ -288,22 +293,34 @@ class Tails:
         change, vectors, distance, (scale, way), noise = self._change(before)
         change = np.sign(change) * np.maximum(np.abs(change) - noise, 0.0)
         prior = self.search.prior
-        own = np.zeros((len(way), len(way))) if prior is None else np.asarray(prior.precision)
-        for k in np.argsort(-np.abs(change))[:MOST_DIRECTIONS]:
-            if abs(change[k]) < SKEWED * distance:
-                break
-            e = vectors[:, k]
-            least = max(float(e @ scale.T @ own @ scale @ e), 1 / MOST_GUESSED)
-            ratio = min(1 + GUESSED * abs(float(change[k])) / distance, 1 / least)
+        own, widest = np.zeros((len(way), len(way))) if prior is None else np.asarray(prior.precision), 1.0
+        shift = _shift(before, scale, way)
+        length = max(float(np.linalg.norm(shift)), 1e-300)
+        # The skew along the shift of the least tensor of third derivatives with that trace.
+        unseen = 6 * max(np.abs(shift).max() - noise, 0.0) / (len(way) + 2)
+        found = [
+            (abs(float(change[k])) / distance, -np.sign(change[k] * (vectors[:, k] @ way)) or 1.0, vectors[:, k])
+            for k in np.argsort(-np.abs(change))[:MOST_DIRECTIONS]
+            if abs(change[k]) >= SKEWED * distance
+        ]
+        if not found and 1 + GUESSED * unseen > UNSEEN:
+            found = [(unseen, -1.0, shift / length)]
+        for skew, side, e in found:
+            wanted = min(1 + GUESSED * skew, 1 / max(float(e @ scale.T @ own @ scale @ e), 1e-300))
+            ratio = min(wanted, MOST_GUESSED)
             if ratio < WORTH_IT:
                 continue
-            side = -np.sign(change[k] * (e @ way)) or 1.0
+            if wanted > TOO_FAR:
+                self._note(scale @ e, wanted / ratio)
             if not widen or not self.widens:
                 self._note(scale @ e, ratio)
             else:
                 dual = np.linalg.solve(scale.T, e)
                 self._take_off(dual, ratio, 1.0)
                 self.stretch.append((side * dual, side * (np.sqrt(ratio) - 1) * (scale @ e)))
+            widest = max(widest, ratio)
+        if 1 + GUESSED * unseen > UNSEEN * widest:
+            self._note(scale @ shift, (1 + GUESSED * unseen) / widest)
 
     def _take_off(self, dual: np.ndarray, ratio: float, now: float) -> None:
         """Widen the variance along a direction, which is ``now``, to a ratio."""
@@ -311,8 +328,14 @@ class Tails:
         self.wide = np.c_[self.wide, column]
         self.precision = self.precision - np.outer(column, column)
 
-    def _note(self, way: np.ndarray, ratio: float) -> None:
+    @property
+    def left(self) -> dict[str, Any]:
+        """What the reference is told of tails that are wider than it."""
+        return {"narrow": self.narrow, "ridged": self.straight <= NARROW}
+
+    def _note(self, way: np.ndarray, ratio: float, ridge: bool = False) -> None:
         """Keep the parameter that moves most along the direction with the widest tail."""
+        self.straight = self.straight if ridge else max(self.straight, float(ratio))
         if self.narrow is None or ratio > self.narrow[1]:
             self.narrow = int(np.argmax(np.abs(way) * np.sqrt(np.diag(self.precision)))), float(ratio)
 
@@ -345,13 +368,19 @@ class Tails:
     def starting(self, reference: Reference, found: Averaged) -> Reference:
         """A reference whose chains start from the Gaussian before it was widened, stretched towards the tails."""
         forms, moves = (np.array(part).T for part in zip(*self.stretch, strict=True))
-        return dataclasses.replace(reference, starts=Starts(found.scale, forms, moves), narrow=self.narrow)
+        return dataclasses.replace(reference, starts=Starts(found.scale, forms, moves), **self.left)
 
     def _widen(self, ways: list[np.ndarray], of: list[str]) -> None:
         """Widen along directions of unit variance, as the larger of the tails of each needs."""
         ratios = [_ratio(slope) for slope in self._slopes(ways)]
         if max(ratios) < WORTH_IT:
             return
+        if isinstance(self.search.prior, StandIn):
+            # Nothing of the sites' curvature is left where a tail is that of the prior, which has longer ones itself.
+            own, linear = np.asarray(self.search.prior.precision), np.asarray(self.search.prior.linear)
+            for i, (way, at) in enumerate(zip(ways, self.tops, strict=True)):
+                if ALIKE * way @ (own @ at.x + linear) > TAIL / ratios[i]:
+                    ratios[i] = max(ratios[i], 1 / float(way @ own @ way))
         for k in dict.fromkeys(of):
             own = [i for i in range(len(of)) if of[i] == k]
             best = max(own, key=lambda i: ratios[i])
@@ -401,7 +430,7 @@ class Tails:
     def _follow_ridges(self, ways: Sequence[np.ndarray]) -> None:
         """Widen towards points far out on curved ridges: where the Gaussian is higher than U, V falls on the way to them."""
         # The points of the ridges say better than slopes nearer to the centre what is left.
-        self.narrow, points, asked = None, [], list(zip(ways, self.tops, strict=True))
+        self.narrow, self.straight, points, asked = None, 1.0, [], list(zip(ways, self.tops, strict=True))
         for left in reversed(range(FOLLOWED + 1)):
             beyond = []
             for way, at in asked:
@@ -419,7 +448,9 @@ class Tails:
                 if height >= REACHED:
                     continue
                 if left and slope > 0:
-                    beyond.append((way, x + min((RIDGE - height) / slope, FARTHEST_RIDGE) * tangent))
+                    # To second order: along a Gaussian prior's tail U grows faster than its slope says.
+                    root = np.sqrt(slope**2 + 2 * max(float(tangent @ at.hessian @ tangent), 0.0) * (RIDGE - height))
+                    beyond.append((way, x + min(2 * (RIDGE - height) / (slope + root), FARTHEST_RIDGE) * tangent))
                 else:
                     self._note(way, RIDGE / max(height, 1.0))
             if not beyond:
@@ -427,10 +458,13 @@ class Tails:
             asked = [(way, at) for (way, _), at in zip(beyond, self._ask([x for _, x in beyond]), strict=True)]
         points = [point for point in points if 1.0 < point[2] < HIGHEST]
         # The one that needs most first: it serves its neighbours too.
-        for _, x, height in sorted(points, key=lambda point: self._excess(*point[1:]), reverse=True):
+        for way, x, height in sorted(points, key=lambda point: self._excess(*point[1:]), reverse=True):
             ratio = self._excess(x, height)
             if ratio < LEAST_TAIL:
                 continue
+            if ratio > MOST_RIDGE:
+                # A ridge, or a corner, that no straight direction has shown: chains are slow to go round it.
+                self._note(way, ratio, ridge=True)
             dual = self.precision @ (x - self.center)
             dual /= np.sqrt(dual @ (x - self.center))
             self._take_off(dual, min(ratio, MOST_RIDGE), 1.0)
@@ -477,6 +511,11 @@ class Tails:
         """One round for all points."""
         self.rounds += 1
         return [self.search.ask(point) for point in points]
+
+
+def _shift(before: Point, scale: np.ndarray, way: np.ndarray) -> np.ndarray:
+    """The way from the mean to the mode, in standard deviations."""
+    return way - np.linalg.solve(scale, np.linalg.solve(positive_definite(before.hessian), before.gradient))
 
 
 def _ratio(slope: float) -> float:

@@ -4,73 +4,51 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
+from msgspec.structs import asdict
 
-from fedpdmc.dynamics.jumps import DRAW
+from fedpdmc.dynamics import DRAW
 from fedpdmc.errors import InputError
+from fedpdmc.members.site import NO_LATENT_BUDGET
 from fedpdmc.potentials.random_effects import NaturalScale
-from fedpdmc.privacy.schedule import PRIVATE_LAPLACE
-from fedpdmc.study import contract_keys as tables
-from fedpdmc.study.column import Column
-from fedpdmc.study.consistency import check_together
-from fedpdmc.study.contract_model import BoundModel
-from fedpdmc.study.formula import Design
-from fedpdmc.study.mixed_formula import Effects
-from fedpdmc.study.strict_toml import Table, naming_file, read_bytes
+from fedpdmc.privacy.budget_planning import ONE_SHOT, PRIVATE_LAPLACE
+from fedpdmc.privacy.gaussian_mechanism import check_honest
+from fedpdmc.study.contract_model import BoundModel, read_likelihood
+from fedpdmc.study.formula import Design, Effects
+from fedpdmc.study.schema import FORMAT, Column, ContractKeys, naming_file, parse_toml, read, read_bytes, read_columns
 from fedpdmc.study.units import Named, OriginalUnits, original_units
-from fedpdmc.validation import check_name
+from fedpdmc.validation import suggest
 
-FORMAT = 1
 LOG_SIGMA = "log_sigma"
+# Keys of [prior] that belong to effects of groups, and keys of [dynamics] that are arguments of a dynamics.
+SPREADS = ("spread", "spread_scale", "correlation_scale")
+RATES = ("refresh", "excess")
 
 
 @dataclass(frozen=True)
 class Study:
     """A parsed and checked contract.
 
+    The fields are the keys of its tables, which `fedpdmc.study.schema` describes, and:
+
     Attributes
     ----------
     text : bytes
         The file's bytes. Their SHA-256 is the study's ``digest``, which coordinator and sites compare.
-    derivatives : {"none", "noisy", "noisy-summed", "summed", "own"}
-        Whether sites release gradient and Hessian at points of the coordinator's choice: not at all, with noise and charged
-        to the privacy budget, only their sum with noise that the sites share, only their sum, or each site's own.
-    colluding : int or None
-        How many sites may collude with the coordinator if noise is shared.
-    passes : bool
-        Whether sites release their number of passes over the records.
-    rounds : int
-        The largest number of requests that a site answers.
-    most_derivatives : int
-        The largest number of points at which derivatives are released.
-    most_records : int
-        The largest number of records of a site. Derivatives that this many records cannot have are refused, and under a
-        privacy budget it bounds the rounding of sums.
-    method : {"exact", "private-laplace"}
-        Draws of the exact posterior from arrivals, or of an approximate one from a few noisy derivatives.
-    observed_time : float
-        The largest process time, summed over chains, that may be observed of a site.
-    missing : {"refuse", "drop"}
-        How to treat a record with a missing value in a used column.
-    units : {"declared", "original"}
-        Whether results are per unit of the columns as declared, or with centring and scaling undone.
-    assessment : tuple of str
-        Which summaries of fit sites may release after the run, of `ASSESSMENTS`.
     parameters : dict
-        For sites whose records depend on some parameters only: the names of these parameters.
+        The table [coordinates].
+    options : dict
+        The known numbers of the family (scale, df, size), and the column of the offset.
     model : BoundModel or None
         The model of one record, from a model file (``family`` is then "file") or of the standard library.
     effects : Effects or None
         The effects of groups that stay at their sites.
-    prior_df : dict
-        Degrees of freedom by name, for parameters with a Student-t prior of the given location and scale.
-    prior_horseshoe, prior_global_scale
-        The parameters of a horseshoe, whose slab is the given normal prior, and its global scale.
     """
 
     text: bytes
@@ -108,11 +86,14 @@ class Study:
     parameters: dict[str, tuple[str, ...]] = field(default_factory=dict)
     units: str = "declared"
     assessment: tuple[str, ...] = ()
+    survival_times: tuple[float, ...] = ()
     model: BoundModel | None = None
     effects: Effects | None = None
     prior_df: dict[str, int] = field(default_factory=dict)
     prior_horseshoe: tuple[str, ...] = ()
     prior_global_scale: float = 1.0
+    weights: str | None = None
+    trials: str | None = None
 
     @property
     def digest(self) -> bytes:
@@ -123,6 +104,11 @@ class Study:
         from fedpdmc.study.description import as_html
 
         return as_html(self)
+
+    @property
+    def survival(self) -> bool:
+        """Whether the response is a time until an event, by a family of the standard library."""
+        return self.model is not None and self.model.model.source.columns[0].name == "time" and not self.model_file
 
     @property
     def one_shot(self) -> bool:
@@ -153,6 +139,29 @@ class Study:
             return self.model.design
         return Design(self.formula if self.effects is None else self.effects.formula.fixed, self.columns)
 
+    @cached_property
+    def varying(self) -> Design | None:
+        """The design of the one column whose coefficient varies between groups in addition to the intercept."""
+        if self.effects is None or self.effects.formula.slope is None:
+            return None
+        response, slope = self.effects.formula.fixed.partition("~")[0], self.effects.formula.slope
+        found = Design(f"{response} ~ 0 + {slope}", self.columns)
+        if len(found.names) != 1:
+            several = f"{slope}, which is {len(found.names)} columns of the design"
+            raise InputError("study.toml: model: formula", several, "Between groups one column of numbers can vary.")
+        return found
+
+    @property
+    def offset_range(self) -> tuple[float, float] | None:
+        """What the offset can be within the declared bounds; None if there is none."""
+        name = self.options.get("offset")
+        return self.design.offset_range if name is None else self.columns[name].range
+
+    def offset(self, records: pd.DataFrame) -> np.ndarray | None:
+        """What is added to the linear predictor: the argument's column, or ``offset(...)`` of the formula."""
+        name = self.options.get("offset")
+        return self.design.offset(records) if name is None else records[name].to_numpy(float)
+
     @property
     def model_file(self) -> str | None:
         """The name of the model file, if the contract has one."""
@@ -166,10 +175,20 @@ class Study:
     @property
     def used(self) -> set[str]:
         """The declared columns that the model needs."""
-        own = set() if self.effects is None else self.effects.columns(self.columns)
-        if self.model is not None:
-            return self.model.used | own
-        return self.design.used | own | {self.options[key] for key in ("offset",) if key in self.options}
+        own = {name for name in (self.options.get("offset"), self.weights, self.trials) if name is not None}
+        if self.effects is not None:
+            own |= {self.effects.formula.groups} & set(self.columns)
+            own |= set() if self.varying is None else self.varying.used
+        return own | (self.design.used if self.model is None else self.model.used)
+
+    @property
+    def largest_weight(self) -> float:
+        """By how much the loss of a record is multiplied at most: its declared weight, times its trials."""
+        return float(np.prod([self.columns[name].range[1] for name in (self.weights, self.trials) if name is not None]))
+
+    def record_weights(self, records) -> np.ndarray:
+        """The records' weights; ones without a column of weights."""
+        return np.ones(len(records)) if self.weights is None else np.asarray(records[self.weights], float)
 
     def count(self, records) -> int:
         """Number of records; a group of rows is one."""
@@ -271,10 +290,16 @@ class Study:
         return bool(self.prior_df or self.prior_horseshoe)
 
     @property
+    def coordinator_chooses(self) -> str:
+        """Why sites do not know all public events, so that the coordinator chooses the plans; empty under a budget."""
+        reasons = {"effects of groups": self.effects is not None, "a Student-t or horseshoe prior": self.scaled_prior}
+        reasons |= {"[coordinates]": bool(self.parameters), 'control = "linear"': self.control == "linear"}
+        return ", ".join(reason for reason, holds in reasons.items() if holds and self.epsilon is None)
+
+    @property
     def sites_plan(self) -> bool:
-        """Whether sites make the plans: not under a budget, which covers any, nor if they do not know all public events."""
-        unknown = self.effects is not None or self.scaled_prior or self.parameters or self.control == "linear"
-        return self.epsilon is None and not unknown
+        """Whether sites make the plans: not under a budget, which covers plans of any choice."""
+        return self.epsilon is None and not self.coordinator_chooses
 
     def coordinates(self, site: str) -> list[int] | None:
         """The indices of the parameters that a site's records depend on; None for all."""
@@ -295,15 +320,17 @@ class Study:
         own = slice(None) if own is None else own
         region = tuple(np.asarray(self.region)[own]) if isinstance(self.region, tuple) else self.region
         if self.model is not None:
-            bounds = Bounds(region=region, most_records=self.most_records, **self.model.declared(self.columns))
+            declared = self.model.declared(self.columns)
+            bounds = Bounds(region=region, most_records=self.most_records, weight=self.largest_weight, **declared)
         else:
-            response, offset = self.columns[self.design.response_name], self.options.get("offset")
+            response = self.columns[self.design.response_name]
             bounds = Bounds(
                 box=self.design.largest[own],
-                outcome=None if response.type == "level" else response.range,
-                offset=None if offset is None else self.columns[offset].range,
+                outcome=None if response.type == "level" or self.trials else response.range,
+                offset=self.offset_range,
                 region=region,
                 most_records=self.most_records,
+                weight=self.largest_weight,
             )
         agreed = {"epsilon": self.epsilon, "delta": self.delta, "neighbours": self.neighbours, "study": self.name}
         agreed |= {"bounds": bounds, "excess": self.excess, "release": self.release, "ledger": ledger}
@@ -312,11 +339,11 @@ class Study:
 
     def declared_model(self, site: str):
         """What the sensitivity of a site's records depends on, all of it public."""
-        from fedpdmc.privacy.sensitivity import Model
+        from fedpdmc.privacy.sensitivity import ModelFacts
 
         own = self.coordinates(site)
         dim, scale = len(self.names) if own is None else len(own), float(self.options.get("scale", 1.0))
-        return Model(self.family, dim, weight=scale**-2.0, df=float(self.options.get("df", 1.0)), scale=scale)
+        return ModelFacts(self.family, dim, weight=scale**-2.0, df=float(self.options.get("df", 1.0)), scale=scale)
 
     def dynamics(self):
         """The dynamics with their rates. What leaves a site is a draw, never the normal of a reflection."""
@@ -335,37 +362,46 @@ class Study:
         """The minus log likelihood of records that `read_records` has checked, in the site's own parameters."""
         from fedpdmc import models
 
+        weights = None if self.weights is None else self.record_weights(records)
         if self.model is not None:
-            model = self.model.potential(records, self.sites[0] if site is None else site)
+            model = self.model.potential(records, self.sites[0] if site is None else site, weights)
             return model if self.effects is None else models.with_effects(model, **self._groups(records))
         X, y = self.matrix(records, site), self.design.response(records)
-        name = self.options.get("offset")
-        offset = None if name is None else np.asarray(records[name], float)
-        if self.effects is not None:
-            return self._grouped(X, y, offset, records)
-        if self.family == "poisson":
-            return models.poisson(X, y, offset=offset)
-        return getattr(models, self.family)(X, y, **self.options)
+        offset = self.offset(records)
+        known: dict[str, Any] = {key: value for key, value in self.options.items() if key != "offset"}
+        known |= {"weights": weights} | ({} if offset is None else {"offset": offset})
+        if self.trials is not None:
+            known["trials"] = self._checked_trials(y, records)
+        if self.effects is None:
+            return getattr(models, self.family)(X, y, **known)
+        known |= {"family": self.family, "names": self.design.names}
+        return models.random_effects(X, y, **known, **self._groups(records))
 
-    def _grouped(self, X: np.ndarray, y: np.ndarray, offset: np.ndarray | None, records):
-        """Records with effects of their groups."""
-        from fedpdmc import models
+    def _checked_trials(self, events: np.ndarray, records) -> np.ndarray:
+        """Numbers of trials, of which there are at least as many as events."""
+        from fedpdmc.study.read_data import Fault, refuse_records
 
-        return models.random_effects(
-            X, y, family=self.family, offset=offset, names=self.design.names, **self._groups(records),
-            **{key: value for key, value in self.options.items() if key != "offset"},
-        )  # fmt: skip
+        trials, name = np.asarray(records[self.trials], float), self.design.response_name
+        faults = [
+            Fault(
+                int(row), name, f"{events[row]:g} events in {trials[row]:g} trials", f"At most {self.trials!r} happen."
+            )
+            for row in np.flatnonzero(events > trials)
+        ]
+        if faults:
+            raise refuse_records(records, faults)
+        return trials
 
     def _groups(self, records) -> dict[str, Any]:
         """Groups and covariates of their effects, as `fedpdmc.models.random_effects` takes them."""
         assert self.effects is not None
-        groups, slope = self.effects.formula.groups, self.effects.formula.slope
-        varying = None if slope is None else np.c_[np.ones(len(records)), records[slope].to_numpy(float)]
+        groups, slope = self.effects.formula.groups, self.varying
+        varying = None if slope is None else np.c_[np.ones(len(records)), slope.matrix(records)]
         labels = records[groups].astype(str).to_numpy() if groups in self.columns else None
         return {"groups": labels, "effects": varying}
 
     def _own_columns(self, X: np.ndarray, own: list[int], records) -> np.ndarray:
-        from fedpdmc.study.value_checks import Fault, refuse_records
+        from fedpdmc.study.read_data import Fault, refuse_records
 
         others, names = np.setdiff1d(np.arange(X.shape[1]), own), self.names
         remedy = "By the contract this site's records do not: correct the records or [coordinates]."
@@ -392,21 +428,259 @@ def _no_file(name: str) -> bytes:
 
 def parse_study(text: bytes, file: Callable[[str], bytes] = _no_file) -> Study:
     """Parse and check a whole contract; ``file`` returns the model file of a given name."""
-    top = Table.parse(text, "study.toml")
-    if top.whole("format") != FORMAT:
-        raise InputError("study.toml: format", str(top.values["format"]), f"This version of fedpdmc reads {FORMAT}.")
-    sites = tuple(check_name(site) for site in top.texts("sites"))
-    fields: dict[str, Any] = {"text": text, "name": top.text("name"), "sites": sites}
-    fields["missing"] = top.text("missing", "refuse", among=("refuse", "drop"))
-    fields["columns"] = tables.read_columns(top.table("columns"))
-    fields |= tables.read_likelihood(top.table("model"), fields["columns"], sites, file)
-    fields |= tables.read_prior(top.table("prior"), fields.get("effects"))
-    fields |= tables.read_dynamics(top.table("dynamics", None))
-    fields |= tables.read_run(top.table("run", None))
-    fields |= tables.read_releases(top.table("releases"), top.table("limits"), fields["method"] == PRIVATE_LAPLACE)
-    fields |= tables.read_privacy(top)
-    fields["parameters"] = tables.read_parameters(top, sites)
-    top.done()
-    study = Study(**fields)
+    where = "study.toml"
+    values = parse_toml(text, where)
+    if (found := values.get("format", FORMAT)) != FORMAT:
+        raise InputError(f"{where}: format", repr(found)[:200], f"This version of fedpdmc reads {FORMAT}.")
+    given = values.get("dynamics", {})
+    if isinstance(given, dict):
+        values = values | {"dynamics": {"kind": "Boomerang"} | given}
+    keys = read(ContractKeys, values, where)
+    columns = read_columns(keys.columns, f"{where}: columns")
+    fields = read_likelihood(keys.model, columns, keys.sites, file)
+    prior, dynamics, run, releases, limits = keys.prior, keys.dynamics, keys.run, keys.releases, keys.limits
+    spreads = {key: value for key in SPREADS if (value := getattr(prior, key)) is not None}
+    if spreads and "effects" not in fields:
+        remedy = "It is of the spreads of effects: add a term such as (1 | ward) to the formula, or leave it out."
+        raise InputError(f"{where}: prior: {min(spreads)}", repr(spreads[min(spreads)]), remedy)
+    if "effects" in fields:
+        fields["effects"] = replace(fields["effects"], **spreads)
+    one_shot = run.method == PRIVATE_LAPLACE
+    if releases.arrivals is one_shot:
+        found, right = ("true", "false") if one_shot else ("false", "true")
+        remedy = f"Set it to {right}, or remove it."
+        raise InputError(f"{where}: releases: arrivals", f"{found} with this [run] method", remedy)
+    if limits.observed_time is None and not one_shot:
+        raise InputError(f"{where}: limits: observed_time", "no value", "This key is required: give a positive number.")
+    for site in keys.coordinates:
+        if site not in keys.sites:
+            remedy = f"{suggest(site, keys.sites)}Give one of the sites: {', '.join(keys.sites)}."
+            raise InputError(f"{where}: coordinates: {site}", "an unknown site", remedy)
+    usual = ("none", "none") if "kind" in given else ("vb", "quadratic")
+    fields |= {
+        key: value for table in (run, releases, limits, keys.privacy) if table for key, value in asdict(table).items()
+    }
+    del fields["arrivals"]
+    study = Study(
+        **fields | {
+            "text": text,
+            "name": keys.name,
+            "sites": keys.sites,
+            "columns": columns,
+            "missing": keys.missing,
+            "prior_mean": prior.mean,
+            "prior_scale": prior.scale,
+            "prior_df": prior.student_t,
+            "prior_horseshoe": () if prior.horseshoe is None else prior.horseshoe.on,
+            "prior_global_scale": 1.0 if prior.horseshoe is None else prior.horseshoe.scale,
+            "kind": str(dynamics.__struct_config__.tag),
+            "rates": {key: getattr(dynamics, key) for key in RATES if hasattr(dynamics, key)},
+            "reference": dynamics.reference or usual[0],
+            "control": dynamics.control or usual[1],
+            "chains": dynamics.chains,
+            "ess": 1000.0 if run.ess is None and run.duration is None else run.ess,
+            "observed_time": limits.observed_time or 1.0,
+            "parameters": {site: keys.coordinates[site] for site in keys.sites if site in keys.coordinates},
+        }
+    )  # fmt: skip
     check_together(study)
     return study
+
+
+# Consistency of the tables with each other ----------------------------------------------------------------------------
+
+# Releases of derivatives without noise.
+EXACT = ("summed", "own")
+# In a sum of two, each site knows the other's part.
+LEAST_SUMMED = 3
+# Number of points at which a private answer in one shot evaluates derivatives.
+POINTS = len(ONE_SHOT.steps)
+
+
+def _require(condition: Any, key: str, found: str, remedy: str) -> None:
+    if not condition:
+        raise InputError(f"study.toml: {key}", found, remedy)
+
+
+def check_together(study: Study) -> None:
+    """Raise `InputError` for tables that contradict each other."""
+    _check_effects(study)
+    _check_response(study)
+    _check_parameters(study)
+    remedy = "Add the main effects of every interaction and an intercept, or remove center from the columns."
+    found = "'original' with centred columns whose centring cannot be undone"
+    _require(study.units != "original" or study.naming is not None, "model: units", found, remedy)
+    for key, value in (("mean", study.prior_mean), ("scale", study.prior_scale)):
+        count = len(value) if isinstance(value, tuple) else len(study.normal_names)
+        remedy = f"Give one for each of {', '.join(study.normal_names)}."
+        _require(count == len(study.normal_names), f"prior: {key}", f"{count} numbers", remedy)
+    _check_scales(study)
+    wanted = f"'none' with reference = {study.reference!r} and control = {study.control!r}"
+    remedy = "Allow derivatives = 'summed', 'own' or, under a budget, 'noisy'; or set reference and control to 'none'."
+    released = study.derivatives != "none" or (study.reference == "none" and study.control == "none")
+    _require(released, "releases: derivatives", wanted, remedy)
+    few = study.derivatives == "summed" and len(study.sites) < LEAST_SUMMED
+    remedy = f"Use at least {LEAST_SUMMED} sites: in a sum of two, each knows the other's part."
+    _require(not few, "releases: derivatives", f"'summed' over {len(study.sites)} sites", remedy)
+    _check_private(study)
+    remedy = "It needs reference = 'vb' or 'laplace'."
+    alone = study.control != "none" and study.reference == "none"
+    _require(not alone, "dynamics: control", repr(study.control), remedy)
+
+
+def _check_effects(study: Study) -> None:
+    """Check the requirements of effects that stay at their sites."""
+    if study.effects is None:
+        return
+
+    def require(condition: Any, key: str, found: str, remedy: str) -> None:
+        _require(condition, key, f"{found} with effects of groups", remedy)
+
+    slope = None if study.varying is None else study.varying.names[0]
+    moved = slope in study.columns and (study.columns[slope].center or study.columns[slope].scale != 1)
+    require(study.epsilon is None, "privacy", "a budget", NO_LATENT_BUDGET)
+    remedy = "Private effects rotate: use kind = 'Boomerang'."
+    require(study.kind == "Boomerang", "dynamics: kind", study.kind, remedy)
+    good, remedy = study.reference != "none", "Use reference = 'vb' or 'laplace' with control = 'quadratic'."
+    require(good and study.control == "quadratic", "dynamics: reference", repr(study.reference), remedy)
+    remedy = "All sites share all parameters: leave the table out."
+    require(not study.parameters, "coordinates", "a table", remedy)
+    require(not study.assessment, "releases: assessment", "some", "It is not known with effects: leave it out.")
+    require(study.prior_scale is not None, "prior", "flat", "Give a scale of the coefficients.")
+    found = f"'original' with a varying coefficient of {slope!r}, which is centred or scaled"
+    remedy = "Declare the column without center and scale, or use units = 'declared'."
+    require(study.units != "original" or not moved, "model: units", found, remedy)
+
+
+def _check_response(study: Study) -> None:
+    """Check offsets, the response, and what depends on its law."""
+    if (study.model is None or study.model.design is not None) and study.design.offsets:
+        known = study.family == "poisson" or study.family == "negative_binomial" and study.model is None
+        found = f"offset() with family {study.family!r}"
+        need = "Offsets are for family 'poisson', and for 'negative_binomial' of known size with effects of groups."
+        _require(known, "model: formula", found, need)
+        found, remedy = "offset() and an offset or exposure too", "Give one of them: both would be added."
+        _require("offset" not in study.options, "model: formula", found, remedy)
+    if study.model is None:
+        study.design.check_response(study.family, study.trials)
+    found = f"{', '.join(study.assessment)}, with a model file"
+    remedy = "It needs the law of the response, which a model file does not say: use a family, or leave it out."
+    _require(not study.assessment or study.model_file is None, "releases: assessment", found, remedy)
+    found, remedy = f"'survival' of the family {study.family!r}", "Leave it out: the response is no survival time."
+    _require(study.survival or not study.survival_times, "releases: assessment", found, remedy)
+
+
+def _check_parameters(study: Study) -> None:
+    """Check the table [coordinates]."""
+    if not study.parameters:
+        return
+    found = f"a table, with family {study.family!r}"
+    _require(study.model is None, "coordinates", found, "Leave the table out.")
+    _require(not study.unknown_scale, "model: scale", "no value, with a table [coordinates]", "Give a known scale.")
+    for site, names in study.parameters.items():
+        remedy = f"Name each once, among {', '.join(study.names)}."
+        _require(set(names) <= set(study.names), f"coordinates: {site}", repr(list(names)), remedy)
+    local = study.one_shot or (study.kind in ("ZigZag", "FactorisedBoomerang") and study.reference == "none")
+    remedy = (
+        "Only flips in the parameters' own coordinates are local: use kind = 'ZigZag' with reference = 'none', or "
+        "remove the table."
+    )
+    _require(local, "coordinates", f"{study.kind} with reference = {study.reference!r}", remedy)
+
+
+def _check_scales(study: Study) -> None:
+    """Check priors with scales of their own."""
+    if not study.scaled_prior:
+        return
+    names = [*study.prior_df, *study.prior_horseshoe]
+    good, remedy = set(names) <= set(study.names), f"Name each once, among {', '.join(study.names)}."
+    _require(good and len(set(names)) == len(names), "prior", f"student_t or horseshoe of {', '.join(names)}", remedy)
+    _require(study.prior_scale is not None, "prior", "flat, with student_t or horseshoe", "Give mean and scale.")
+    for what, given in (
+        ("a privacy budget", study.epsilon is not None),
+        ("a table [coordinates]", study.parameters),
+        ("effects of groups", study.effects is not None),
+    ):
+        _require(not given, "prior", f"student_t or horseshoe with {what}", "Give a normal prior.")
+    mean = np.broadcast_to(study.prior_mean, len(study.names))
+    centred = all(mean[study.names.index(name)] == 0 for name in study.prior_horseshoe)
+    _require(centred, "prior: mean", "not zero of a parameter of the horseshoe", "Set it to 0.")
+
+
+def _check_private(study: Study) -> None:
+    """Check the requirements of a privacy budget."""
+    _check_shared_noise(study)
+    if study.one_shot:
+        _check_one_shot(study)
+    else:
+        found = f"{study.derivatives!r} with release = {study.release:g}"
+        remedy = (
+            "Noisy derivatives cost a share of a privacy budget: set derivatives = 'noisy', and privacy: release = 0.1."
+        )
+        _require((study.derivatives == "noisy") == (study.release > 0), "releases: derivatives", found, remedy)
+    if study.epsilon is None:
+        return
+    if study.model is not None:
+        _check_private_model(study)
+    remedy = "The gradient of a linear regression with an unknown scale has no bound: give a known one."
+    _require(not study.unknown_scale, "model: scale", "no value, with a privacy budget", remedy)
+    flips = study.one_shot or study.kind in ("ZigZag", "FactorisedBoomerang")
+    found = f"a budget with {study.kind} and derivatives = {study.derivatives!r}"
+    remedy = (
+        "Only coordinate flips can be private, and derivatives without noise cannot: use kind = 'ZigZag' or "
+        "'FactorisedBoomerang' with derivatives = 'none' or 'noisy'."
+    )
+    _require(flips and study.derivatives not in EXACT, "privacy", found, remedy)
+    remedy = (
+        "Which records are complete would depend on outcomes, and covariates are public there: set missing = 'refuse', "
+        "or neighbours = 'replace'."
+    )
+    _require(not study.label or study.missing != "drop", "missing", "'drop' with neighbours = 'label'", remedy)
+    remedy = "No budget covers them: remove it from the contract."
+    _require(not study.assessment, "releases: assessment", "some, with a budget", remedy)
+    remedy = "No budget covers them: set passes = false."
+    _require(not study.passes, "releases: passes", "true with a budget", remedy)
+
+
+def _check_one_shot(study: Study) -> None:
+    """Check the requirements of a private answer from noisy derivatives alone."""
+
+    def require(condition: Any, key: str, found: str, remedy: str) -> None:
+        _require(condition, key, f"{found} with [run] method = {study.method!r}", remedy)
+
+    require(study.epsilon is not None, "privacy", "nothing", "Give epsilon and delta.")
+    remedy = "Set derivatives = 'noisy' or, on a secure sum, 'noisy-summed'."
+    require(study.noisy, "releases: derivatives", repr(study.derivatives), remedy)
+    found = "a table with derivatives = 'noisy-summed'"
+    remedy = "A sum needs all sites in all parameters: leave it out, or set derivatives = 'noisy'."
+    require(not study.parameters or not study.summed, "coordinates", found, remedy)
+    remedy = "Give a scale: noise can leave a direction unknown."
+    require(study.prior_scale is not None, "prior", "flat", remedy)
+    count = study.most_derivatives
+    require(count >= POINTS, "limits: derivatives", str(count), f"Allow {POINTS}.")
+
+
+def _check_shared_noise(study: Study) -> None:
+    """Check the requirements of noise that sites share."""
+    count = "nothing" if study.colluding is None else study.colluding
+    remedy = "Say how many sites may collude with the coordinator if, and only if, derivatives = 'noisy-summed'."
+    good = (study.derivatives == "noisy-summed") == (study.colluding is not None)
+    _require(good, "privacy: colluding", f"{count} with derivatives = {study.derivatives!r}", remedy)
+    if study.colluding is not None:
+        check_honest("study.toml: privacy: colluding", len(study.sites), study.colluding)
+        remedy = f"It is for [run] method = {PRIVATE_LAPLACE!r}: with arrivals use 'noisy'."
+        _require(study.one_shot, "releases: derivatives", "'noisy-summed' with arrivals", remedy)
+
+
+def _check_private_model(study: Study) -> None:
+    """Check the requirements of a budget for a model of one record: bounded derivatives on all that is declared."""
+    assert study.model is not None
+
+    def require(condition: Any, key: str, found: str, remedy: str) -> None:
+        _require(condition, key, f"{found} with a budget and family {study.family!r}", remedy)
+
+    remedy = "Use 'replace' or 'add-remove': a model does not say which columns are outcomes."
+    require(not study.label, "privacy: neighbours", repr(study.neighbours), remedy)
+    remedy = "Say where the parameters stay: region = 3.0."
+    require(study.region is not None, "privacy: region", "nothing", remedy)
+    require(not study.model.group, "model: group", "groups of rows", "Budgets need one row for each record.")

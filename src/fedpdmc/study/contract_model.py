@@ -3,26 +3,40 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from fedpdmc.errors import InputError
-from fedpdmc.models.families import FAMILIES, family
+from fedpdmc.models.families import BUILT_IN, FAMILIES, LIBRARY, family
+from fedpdmc.models.grouped import FAMILIES as GROUPED_FAMILIES
 from fedpdmc.models.grouped import check_one_predictor
 from fedpdmc.models.model_file.model import Model, parsed
-from fedpdmc.models.model_file.records import Layout, RecordModel, Variables
-from fedpdmc.models.model_file.source import Column as ModelColumn
-from fedpdmc.study.formula import Design
-from fedpdmc.study.mixed_formula import MixedFormula
-from fedpdmc.study.strict_toml import Table
+from fedpdmc.models.model_file.program import FileColumn as ModelColumn
+from fedpdmc.models.model_file.records import FileVariables, Layout, RecordModel
+from fedpdmc.study.formula import SITE, Design, Effects, MixedFormula, columns_of, is_mixed, parse_mixed
+from fedpdmc.study.schema import (
+    Column,
+    FamilyKeys,
+    FileKeys,
+    LinearKeys,
+    LogisticKeys,
+    ModelKeys,
+    NegativeBinomialKeys,
+    Numbers,
+    PoissonKeys,
+    PredictorKeys,
+    RecordKeys,
+    StudentKeys,
+    read,
+)
+from fedpdmc.validation import suggest
 
-if TYPE_CHECKING:
-    from fedpdmc.study.column import Column
-
+WHERE = "study.toml: model"
 # The family of a contract that names a model file.
 FILE = "file"
 # How a column of a contract may be declared for a column of a model.
@@ -44,7 +58,7 @@ class BoundModel:
     ----------
     model : Model
     columns : dict
-        The contract's column for each column of the model.
+        The contract's column for each column of the model, but for columns that are one in every record.
     constants : dict
         Arrays by name; a dict by site if they differ between sites.
     group : str
@@ -82,9 +96,9 @@ class BoundModel:
         return terms | set(self.columns.values()) | ({self.group} if self.group else set())
 
     @property
-    def variables(self) -> Variables:
+    def variables(self) -> FileVariables:
         """The variables that results show."""
-        return Variables(self.model.source, self.layout.width, self.names)
+        return FileVariables(self.model.source, self.layout.width, self.names)
 
     @property
     def reach(self) -> np.ndarray:
@@ -107,17 +121,18 @@ class BoundModel:
         """Number of records; of groups, if rows are grouped."""
         return len(pd.unique(np.asarray(records[self.group]))) if self.group else len(records)
 
-    def potential(self, records: pd.DataFrame, site: str) -> RecordModel:
+    def potential(self, records: pd.DataFrame, site: str, weights: np.ndarray | None = None) -> RecordModel:
         """The model of a site's records, without effects."""
-        values = {name: _values(records[column]) for name, column in self.columns.items()}
+        values = {one.name: np.ones(len(records)) for one in self.model.source.columns}
+        values |= {name: _values(records[column]) for name, column in self.columns.items()}
         if self.group:
-            values = self._grouped(values, records)
+            values = self._group_rows(values, records)
         X = None if self.design is None else self.design.matrix(records)
         names = None if self.design is None else self.design.names
-        model = self.model.of(values, X, self.constants_of(site), names)
+        model = self.model.of(values, X, self.constants_of(site), names, weights)
         return replace(model, names=self.names, constrain=self.variables)
 
-    def _grouped(self, values: dict[str, np.ndarray], records: pd.DataFrame) -> dict[str, np.ndarray]:
+    def _group_rows(self, values: dict[str, np.ndarray], records: pd.DataFrame) -> dict[str, np.ndarray]:
         """Rows of one group side by side in the order of the file, padded with copies of the first."""
         group = self.model.source.group
         assert group is not None
@@ -143,70 +158,173 @@ def _values(column: Any) -> np.ndarray:
     return codes.to_numpy(dtype=np.float64)
 
 
-# Read from a contract -------------------------------------------------------------------------------------------------
+# The table [model] of a contract ---------------------------------------------------------------------------------------
+
+
+def read_likelihood(
+    values: dict[str, Any], columns: dict[str, Column], sites: tuple[str, ...], file: Callable[[str], bytes]
+) -> dict[str, Any]:
+    """The family or the model file, with the formula and the columns of weights and trials.
+
+    A column of an exposure enters by its logarithm: its declaration among ``columns`` is replaced.
+    """
+    formula, family = values.get("formula"), values.get("family")
+    mixed = parse_mixed(str(formula), f"{WHERE}: formula") if is_mixed(formula) else None
+    predictors = (*BUILT_IN, "negative_binomial") if mixed and "size" in values else BUILT_IN
+    if FILE in values:
+        keys: ModelKeys = read(FileKeys, values, WHERE)
+    elif family in predictors:
+        kinds: Any = LinearKeys | LogisticKeys | PoissonKeys | StudentKeys | NegativeBinomialKeys
+        keys = read(kinds, values, WHERE)
+    else:
+        keys = read(FamilyKeys, values, WHERE)
+    found = _weighing(keys, columns) | {"formula": formula or "", "family": family or FILE, "options": {}}
+    if isinstance(keys, RecordKeys):
+        found["model"] = read_model(keys, columns, sites, file, mixed)
+    elif isinstance(keys, PredictorKeys):
+        known = {key: getattr(keys, key, None) for key in ("scale", "df", "size")}
+        found["options"] = {key: value for key, value in known.items() if value is not None}
+        found["units"] = keys.units
+        if mixed is not None and isinstance(keys, LinearKeys) and keys.scale is not None:
+            raise _invalid("scale", keys.scale, "With effects of groups it is a parameter: leave it out.")
+        if isinstance(keys, PoissonKeys):
+            found["options"] |= _offset(keys, columns, keys.formula if mixed is None else mixed.fixed)
+    if mixed is not None:
+        groups = columns.get(mixed.groups)
+        if groups is None and mixed.groups != SITE or groups is not None and groups.type != "key":
+            remedy = f"{mixed.groups!r} must be a column of type 'key', or {SITE!r}: the site is the group."
+            raise _invalid("formula", formula, remedy)
+        found["effects"] = Effects(mixed)
+    return found
+
+
+def _invalid(key: str, found: Any, remedy: str) -> InputError:
+    return InputError(f"{WHERE}: {key}", repr(found)[:200], remedy)
+
+
+def of_record(family: Any, options: Any) -> bool:
+    """Whether a family with effects is a model of one record: a negative binomial is one unless its size is known."""
+    return family in LIBRARY and not (family in GROUPED_FAMILIES and "size" in options)
+
+
+def _plain(column: Column | None) -> bool:
+    """Whether a column of numbers enters the model as it is recorded."""
+    return column is not None and not column.center and column.scale == 1 and not column.log
+
+
+def _weighing(keys: ModelKeys, columns: dict[str, Column]) -> dict[str, Any]:
+    """The columns of weights and of trials."""
+    given = {key: name for key in ("weights", "trials") if (name := getattr(keys, key)) is not None}
+    for key, name in given.items():
+        column, kinds = columns.get(name), ("number", "count") if key == "weights" else ("count",)
+        if column is None or column.type not in kinds or not _plain(column) or column.bounds[0] < 0:
+            kind = "a number or a count" if key == "weights" else "a count"
+            remedy = f"Name a declared column: {kind} of at least zero, without center, scale and log."
+            raise _invalid(key, name, remedy)
+    if "trials" in given and not isinstance(keys, LogisticKeys):
+        raise _invalid("trials", keys.trials, "Numbers of trials belong to the family 'logistic': leave them out.")
+    if "weights" in given and isinstance(keys, RecordKeys) and keys.group is not None:
+        remedy = "A record of this model is a group of rows: put the weights into the model."
+        raise _invalid("weights", keys.weights, remedy)
+    return given
+
+
+def _offset(keys: PoissonKeys, columns: dict[str, Column], formula: str) -> dict[str, str]:
+    """The column that is added to the linear predictor: an offset as it is, an exposure as its logarithm."""
+    key, name = ("offset", keys.offset) if keys.exposure is None else ("exposure", keys.exposure)
+    if name is None:
+        return {}
+    column, logged = columns.get(name), key == "exposure"
+    if keys.offset is not None and keys.exposure is not None:
+        raise _invalid("offset", keys.offset, "Give an offset or an exposure, not both.")
+    if column is None or column.type in ("level", "key"):
+        raise _invalid(key, name, "Name a declared column of numbers.")
+    if logged and not (column.bounds[0] > 0 and _plain(column)):
+        raise _invalid(key, name, "An exposure has a positive least bound, and neither center, scale nor log.")
+    if logged and name in columns_of(formula)[1]:
+        remedy = f"{name!r} is a term of the formula too: add a copy of the column for one of them."
+        raise _invalid(key, name, remedy)
+    if column.log and not logged:
+        remedy = f"write exposure = {name!r} and remove log = true from the column"
+        raise _invalid(key, name, f"An offset is on the scale of the linear predictor. For a time at risk {remedy}.")
+    columns[name] = replace(column, log=logged)
+    return {"offset": name}
 
 
 def read_model(
-    table: Table,
+    keys: RecordKeys,
     columns: dict[str, Column],
     sites: tuple[str, ...],
     file: Callable[[str], bytes],
     mixed: MixedFormula | None = None,
 ) -> BoundModel:
-    """The model that the table [model] names: ``file`` and ``sha256``, or a family of the standard library.
+    """A model file, or a family of the standard library, with the contract's columns, formula and constants.
 
     ``mixed`` has the parts of the formula, if it has effects of groups.
     """
-    own = table.table("columns", None)
-    model = _file(table, file) if FILE in table.values else _of_family(table, columns)
+    model = _file(keys, file) if isinstance(keys, FileKeys) else _of_family(keys, columns)
     source = model.source
     if mixed is not None:
-        check_one_predictor(source, f"{table.where}: formula with effects of groups")
-    formula = table.text("formula", *(() if source.predictors else (None,)))
-    formula = formula if mixed is None else mixed.fixed
+        check_one_predictor(source, f"{WHERE}: formula with effects of groups")
+    formula = keys.formula if mixed is None else mixed.fixed
+    if source.predictors and formula is None:
+        raise InputError(f"{WHERE}: formula", "no value", "This key is required: the model has a linear predictor.")
     if formula is not None and not source.predictors:
-        raise table.invalid("formula", "This model has no linear predictor: leave it out.")
+        raise _invalid("formula", formula, "This model has no linear predictor: leave it out.")
+    domains = {one.name: one.domain for one in source.columns}
+    _check_names("columns", keys.columns, domains)
+    for name, column in keys.columns.items():
+        if isinstance(column, bool) and not (column and domains[name] == "binary"):
+            remedy = "Name a column of the contract; true, for ones, is for columns of zeros and ones only."
+            raise _invalid(f"columns: {name}", column, remedy)
+    bound = {name: keys.columns.get(name, name) for name in domains}
+    bound = {name: column for name, column in bound.items() if isinstance(column, str)}
     design = None
-    bound = {column.name: own.text(column.name, column.name) for column in source.columns}
     if formula is not None:
         design = Design(formula, columns, all(one.intercept for one in source.predictors))
         first = source.columns[0].name
-        if first in own.values:
-            raise own.invalid(first, "The response is left of '~' in the formula: leave it out here.")
+        if first in keys.columns:
+            remedy = "The response is left of '~' in the formula: leave it out here."
+            raise _invalid(f"columns: {first}", keys.columns[first], remedy)
         bound[first] = design.response_name
         if extra := sorted(design.used & {column for name, column in bound.items() if name != first}):
-            raise table.invalid("formula", f"{extra[0]!r} is a column of the model itself: it cannot be a term too.")
-    own.done()
-    for column in source.columns:
+            remedy = f"{extra[0]!r} is a column of the model itself: it cannot be a term too."
+            raise _invalid("formula", keys.formula, remedy)
+    for column in (one for one in source.columns if one.name in bound):
         _check_column(column, bound[column.name], columns)
-    constants = _constants(table.table("constants", None), model, sites)
-    group = _group(table, model, columns)
-    table.done()
-    return BoundModel(model, bound, constants, group, design, table.values.get(FILE, ""))
+    if keys.group is None and source.group is not None:
+        raise InputError(f"{WHERE}: group", "no value", "This key is required: the model is of groups of rows.")
+    if keys.group is not None and source.group is None:
+        raise _invalid("group", keys.group, "A record of this model is one row: leave it out.")
+    if keys.group is not None and (keys.group not in columns or columns[keys.group].type != "key"):
+        remedy = "Name a declared column of type 'key': rows with the same value are one record."
+        raise _invalid("group", keys.group, remedy)
+    name = keys.file if isinstance(keys, FileKeys) else ""
+    return BoundModel(model, bound, _constants(keys.constants, model, sites), keys.group or "", design, name)
 
 
-def _file(table: Table, file: Callable[[str], bytes]) -> Model:
-    name, digest = table.text(FILE), table.text("sha256")
+def _file(keys: FileKeys, file: Callable[[str], bytes]) -> Model:
+    name = keys.file
     if name != name.strip(".") or not all(c.isalnum() or c in "-_." for c in name) or not name.endswith(".fpm"):
-        raise table.invalid(FILE, "Give the name of a file next to the contract, such as 'weibull.fpm'.")
+        raise _invalid(FILE, name, "Give the name of a file next to the contract, such as 'weibull.fpm'.")
     text = file(name)
-    found = hashlib.sha256(text).hexdigest()
-    if found != digest:
-        raise InputError(f"{table.where}: sha256", f"{digest[:80]!r}, where {name} has {found}", "Get the right file.")
+    digest = hashlib.sha256(text).hexdigest()
+    if digest != keys.sha256:
+        raise InputError(f"{WHERE}: sha256", f"{keys.sha256[:80]!r}, where {name} has {digest}", "Get the right file.")
     return parsed(text, name)
 
 
-def _of_family(table: Table, columns: dict[str, Column]) -> Model:
+def _of_family(keys: RecordKeys, columns: dict[str, Column]) -> Model:
     """A family of the standard library, in the size that the contract's columns and constants determine."""
-    name = table.text("family", among=tuple(FAMILIES))
+    assert isinstance(keys, FamilyKeys)
     sizes = {}
-    if FAMILIES[name].levels:
-        response = table.text("formula").partition("~")[0].strip()
+    if FAMILIES[keys.family].levels:
+        response = (keys.formula or "").partition("~")[0].strip()
         sizes["levels"] = max(len(columns[response].levels), 2) if response in columns else 2
-    if FAMILIES[name].pieces:
-        cuts = table.table("constants").numbers("cuts")
-        sizes["pieces"] = len(cuts) + 1 if isinstance(cuts, tuple) else 2
-    return family(name, **sizes)
+    if FAMILIES[keys.family].pieces:
+        cuts = keys.constants.get("cuts")
+        sizes["pieces"] = len(cuts) + 1 if isinstance(cuts, list) else 2
+    return family(keys.family, **sizes)
 
 
 def _check_column(column: ModelColumn, name: str, columns: dict[str, Column]) -> None:
@@ -235,30 +353,33 @@ def _check_column(column: ModelColumn, name: str, columns: dict[str, Column]) ->
         raise InputError(where, found.type, f"The model's column {column.name!r} is {need}.")
 
 
-def _constants(table: Table, model: Model, sites: tuple[str, ...]) -> dict[str, Any]:
+def _check_names(table: str, given: dict[str, Any], known: Collection[str]) -> None:
+    for name in given:
+        if name not in known:
+            remedy = f"{suggest(name, known)}Known keys: {', '.join(sorted(known)) or 'none'}."
+            raise InputError(f"{WHERE}: {table}: {name}", "an unknown key", remedy)
+
+
+def _constants(given: dict[str, Any], model: Model, sites: tuple[str, ...]) -> dict[str, Any]:
+    """Arrays by name; by name and site of those that are given as tables."""
+    shapes = {one.name: one.type.shape for one in model.source.constants}
+    _check_names("constants", given, shapes)
     found: dict[str, Any] = {}
-    for one in model.source.constants:
-        if isinstance(table.values.get(one.name), dict):
-            inner = table.table(one.name)
-            found[one.name] = {site: _numbers(inner, site, one.type.shape) for site in sites}
-            inner.done()
+    for name, shape in shapes.items():
+        if isinstance(by_site := given.get(name), dict):
+            _check_names(f"constants: {name}", by_site, sites)
+            found[name] = {site: _numbers(by_site, site, shape, f"constants: {name}: {site}") for site in sites}
         else:
-            found[one.name] = _numbers(table, one.name, one.type.shape)
-    table.done()
+            found[name] = _numbers(given, name, shape, f"constants: {name}")
     return found
 
 
-def _numbers(table: Table, key: str, shape: tuple[int, ...]) -> np.ndarray:
-    array = np.asarray(table.numbers(key), float)
-    if array.size != int(np.prod(shape, dtype=int)):
-        raise table.invalid(key, f"Give {int(np.prod(shape, dtype=int))} numbers.")
+def _numbers(given: dict[str, Any], key: str, shape: tuple[int, ...], where: str) -> np.ndarray:
+    size = math.prod(shape)
+    if key not in given:
+        raise InputError(f"{WHERE}: {where}", "no value", f"This key is required: give {size} numbers.")
+    kind: Any = Numbers
+    array = np.asarray(read(kind, given[key], f"{WHERE}: {where}"), float)
+    if array.size != size:
+        raise _invalid(where, given[key], f"Give {size} numbers.")
     return array.reshape(shape)
-
-
-def _group(table: Table, model: Model, columns: dict[str, Column]) -> str:
-    if model.source.group is None:
-        return ""
-    name = table.text("group")
-    if name not in columns or columns[name].type != "key":
-        raise table.invalid("group", "Name a declared column of type 'key': rows with the same value are one record.")
-    return name

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from fedpdmc.study.default_prior import ORDERED
+import numpy as np
+
+from fedpdmc.models.families import FAMILIES
+from fedpdmc.study.formula import CURVES
 from fedpdmc.study.prior_names import Prior
 from fedpdmc.study.units import INTERCEPT, OriginalUnits
 
 if TYPE_CHECKING:
-    from fedpdmc.study.column import Column
+    import pandas as pd
+
     from fedpdmc.study.contract import Study
     from fedpdmc.study.contract_model import BoundModel
+    from fedpdmc.study.schema import Column
 
 DERIVATIVES = {
     "none": [],
@@ -22,8 +29,6 @@ DERIVATIVES = {
     "own": ["each site's derivatives"],
 }
 DEFAULT = "weakly informative (all terms together explain about half of the variation), "
-# What coefficients are logarithms of.
-LOG_SCALES = {"logistic": "odds", "poisson": "rates", "negative_binomial": "rates"}
 
 
 def modelled(study: Study, prior: Prior | None = None) -> list[str]:
@@ -39,13 +44,22 @@ def modelled(study: Study, prior: Prior | None = None) -> list[str]:
     if scaled:
         undone = "; results are per original unit" if isinstance(study.naming, OriginalUnits) else ""
         found.append(f"the model takes {', '.join(scaled)}{undone}")
-    if study.family in ORDERED:
+    if study.family in FAMILIES and FAMILIES[study.family].ordered:
         response = study.columns[study.design.response_name]
         found.append(f"the levels of {response.name} in their order: {' < '.join(response.levels)}")
+    if study.weights is not None:
+        found.append(
+            f"each record counts with its weight {study.weights}; intervals take no account of how records were sampled"
+        )
     if study.model is not None:
+        status = study.columns.get(study.model.columns.get("died", "")) if study.survival else None
+        if status is not None and status.levels:
+            found.append(f"times with {status.name} = {status.levels[1]!r} are of events")
         return found
     response = study.columns[study.design.response_name]
-    if response.type == "level":
+    if study.trials is not None:
+        found.append(f"{response.name} counts the events among {study.trials} trials, whose probability is modelled")
+    elif response.type == "level":
         found.append(f"the probability of {response.name} = {response.levels[1]!r} is modelled")
     return found
 
@@ -65,11 +79,74 @@ def released(study: Study) -> list[str]:
     return [*arrivals, *DERIVATIVES[study.derivatives], *passes, *fit]
 
 
-def ratios(study: Study) -> dict[str, list[str]]:
-    """The coefficients of covariates that are on a log scale, by what they are logarithms of; empty for other families."""
-    if study.model is not None or study.family not in LOG_SCALES:
-        return {}
-    return {LOG_SCALES[study.family]: [name for name in study.design.names if name != INTERCEPT]}
+def choice(study: Study) -> list[str]:
+    """What an organiser is told of a contract whose plans the coordinator chooses."""
+    words = (
+        "the operator of the coordinator can choose where records are asked; sites refuse, unless their policies have"
+    )
+    return [f"{why}: {words} coordinator_may_choose = true"] if (why := study.coordinator_chooses) else []
+
+
+def effect_scale(study: Study, tables: Mapping[str, pd.DataFrame] | None = None) -> dict[str, Any] | None:
+    """How coefficients are read: the scale of their family, and by how much each column increases (`EffectScale`).
+
+    An increment is a round number near the standard deviation of the column's values, or of its declared scale; one unit of
+    columns of zeros and ones; twice as much of a column that enters by its logarithm. None without a linear predictor.
+    """
+    if study.model is not None and study.model.design is None:
+        return None
+    design, response = study.design, study.columns[study.design.response_name]
+    original = study.naming is not None and study.model is None
+    columns = {}
+    for name in sorted({one for factors in design.factors for one in factors if one in study.columns}):
+        if (column := study.columns[name]).type != "level":
+            values = [
+                np.asarray(table[name], float) * column.scale + column.center for table in (tables or {}).values()
+            ]
+            by = 2.0 if column.log else _increment(column, np.concatenate(values) if values else np.zeros(0))
+            columns[name] = {"by": by, "log": column.log, "scale": 1.0 if original else column.scale}
+    entries = 1 if study.model is None else sum(one.type.size for one in study.model.model.source.predictors)
+    baselines = {column: (column, one.levels[0]) for column, one in study.columns.items() if one.levels}
+    baselines |= {one.label: (one.columns[0], one.settings["coding"]) for one in design.functions if one.kind == "C"}
+    curves = {name for one in design.functions if one.kind in CURVES for name in one.names}
+    terms = {}
+    for name, (term, factors) in zip(
+        study.names, entries * list(zip(design.names, design.factors, strict=True)), strict=False
+    ):
+        parts = term.split(":") if len(term.split(":")) == len(factors) else [term]
+        label = name.replace(term, " × ".join(_plain_level(part, baselines) for part in parts))
+        own = {"label": label, "columns": [one for one in factors if one in columns]}
+        terms[name] = own | ({"aside": True} if term == INTERCEPT or curves & set(factors) else {})
+    family = FAMILIES.get(study.family)
+    ratios = {} if family is None else dict(family.ratios)
+    if response.type == "number" and response.log:
+        ratios = {"ratio of geometric means": None}
+    latent = "the latent variable of " if family is not None and family.ordered else ""
+    kinds = ratios or {f"difference in {latent}{response.name}": None}
+    scale = 1.0 if original or response.type == "level" else response.scale
+    return {"kinds": kinds, "ratio": bool(ratios), "scale": scale, "columns": columns, "terms": terms}
+
+
+def _increment(column: Column, values: np.ndarray) -> float | None:
+    """One, two or five times a power of ten, near the standard deviation; at least one if all are whole; None if 0 or 1."""
+    whole = values.size and np.allclose(values, np.round(values))
+    if (whole and set(np.round(values)) <= {0.0, 1.0}) or (not values.size and column.bounds == (0.0, 1.0)):
+        return None
+    spread = float(values.std()) if values.size else column.scale
+    if not spread > 0:
+        return 1.0
+    tens = 10.0 ** np.floor(np.log10(spread))
+    near = float(min((tens * step for step in (1.0, 2.0, 5.0, 10.0)), key=lambda x: abs(np.log(x / spread))))
+    return max(float(f"{near:.3g}"), 1.0 if whole else 0.0)
+
+
+def _plain_level(part: str, baselines: Mapping[str, tuple[str, str]]) -> str:
+    """``drug[T.verum]`` as ``drug: verum vs placebo``, and ``C(drug)[T.verum]`` too."""
+    found = re.fullmatch(r"(.*?)\[(?:T\.)?(.*)\]", part)
+    if found is None or found[1] not in baselines:
+        return part
+    column, baseline = baselines[found[1]]
+    return f"{column}: {found[2]}" + (f" vs {baseline}" if found[2] != baseline else "")
 
 
 def prior_lines(study: Study, prior: Prior | None = None) -> list[str]:

@@ -1,14 +1,16 @@
-"""``sites``: a study from a table in memory, by the rules of a contract."""
+"""``sites``: a study from a table in memory, by the rules of a contract, with declarations that follow from its columns."""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import narwhals as nw
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -16,32 +18,255 @@ import polars as pl
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.console.warnings import warn
 from fedpdmc.errors import InputError
-from fedpdmc.members.member import DescribedSites
-from fedpdmc.members.site import Site
-from fedpdmc.models.families import FAMILIES as RECORD_FAMILIES
+from fedpdmc.members.site import DescribedSites, Site
+from fedpdmc.models.families import BUILT_IN, FAMILIES, Place, Seen
 from fedpdmc.models.families import family as record_family
 from fedpdmc.models.model_file.model import Model
-from fedpdmc.models.model_file.source import Source
-from fedpdmc.results.report.methods_text import MANY_DROPPED
-from fedpdmc.study.column import Column
+from fedpdmc.models.model_file.program import Source
+from fedpdmc.models.user_function import Variables
+from fedpdmc.results import arviz_export
+from fedpdmc.results.report.report_page import MANY_DROPPED
 from fedpdmc.study.contract import Study, parse_study
-from fedpdmc.study.contract_keys import PREDICTOR_FAMILIES, of_record
-from fedpdmc.study.contract_model import FILE
-from fedpdmc.study.declare import GIVE, as_columns, as_frame, check_order, declare, ordered_levels
-from fedpdmc.study.default_prior import COUNTS, LOGITS, ORDERED, Place, Scales, place_covariate, place_response
-from fedpdmc.study.description import modelled, prior_lines, ratios, released
-from fedpdmc.study.formula import Design, columns_of
-from fedpdmc.study.mixed_formula import by_site, is_mixed, parse_mixed
-from fedpdmc.study.prior_names import Prior, prior_by_name
+from fedpdmc.study.contract_model import of_record
+from fedpdmc.study.description import effect_scale, modelled, prior_lines, released
+from fedpdmc.study.formula import (
+    SPLINES,
+    Design,
+    Function,
+    by_site,
+    columns_of,
+    freeze,
+    is_mixed,
+    outward,
+    parse_mixed,
+    split,
+)
+from fedpdmc.study.prior_names import (
+    Prior,
+    Scales,
+    place_covariate,
+    place_function,
+    place_response,
+    prior_by_name,
+)
+from fedpdmc.study.read_data import Origin, check_records, faulty_sites
+from fedpdmc.study.schema import VALUES, Column, contract_text
+from fedpdmc.study.study_response import Responses
 from fedpdmc.study.units import INTERCEPT, design_map
-from fedpdmc.study.value_checks import Origin, checked_records, faulty_sites
-from fedpdmc.study.write_contract import contract_text
-from fedpdmc.validation import one_of, suggest
+from fedpdmc.validation import integer, one_of, suggest
 
-# Role of the response by family; a number for any other family.
-RESPONSES = {"logistic": "level", "poisson": "count", "negative_binomial": "count"}
+MOST_LEVELS = 200
+WIDER = 0.25  # share of the observed range by which bounds are wider
+DIGITS = 2  # of bounds, centres and scales: a contract reveals little about the records
+# Roles of numbers above zero and below this.
+INSIDE = {"positive": np.inf, "unit": 1.0}
+KEYS = ("type", "levels", "bounds", "center", "scale", "log")
+GIVE = "Give a pandas or polars data frame or an Arrow table, or a dict of them by site."
+
+
+def as_columns(table: Any, names: Sequence[str], argument: str = "table") -> dict[str, pl.Series]:
+    """Columns of a pandas, polars or Arrow table: numbers as numbers, everything else as text."""
+    frame = as_frame(table, argument)
+    missing = [name for name in names if name not in frame.columns]
+    if missing:
+        known = ", ".join(map(str, frame.columns[:20]))
+        raise InputError(argument, f"no column {missing[0]!r}", f"The table has the columns {known}.")
+    return {name: _series(name, frame[name]) for name in names}
+
+
+def as_frame(table: Any, argument: str = "table") -> nw.DataFrame:
+    """A table of any known kind; anything with Arrow's C interface is one."""
+    if not hasattr(table, "columns") and hasattr(table, "__arrow_c_stream__"):
+        table = pl.DataFrame(table)
+    try:
+        return nw.from_native(table, eager_only=True)
+    except TypeError as error:
+        raise InputError(argument, type(table).__name__, GIVE) from error
+
+
+def _series(name: str, column: nw.Series) -> pl.Series:
+    values = column.to_list()
+    values = [None if value is None or value != value else value for value in values]
+    if column.dtype == nw.Boolean or all(isinstance(value, (bool, np.bool_)) for value in values if value is not None):
+        return pl.Series(name, [None if x is None else str(bool(x)).lower() for x in values], dtype=pl.String)
+    if all(isinstance(value, (int, np.integer)) for value in values if value is not None):
+        return pl.Series(name, [None if x is None else int(x) for x in values], dtype=pl.Int64)
+    if column.dtype.is_numeric():
+        return pl.Series(name, [None if x is None else float(x) for x in values], dtype=pl.Float64)
+    return pl.Series(name, [None if x is None else str(x) for x in values], dtype=pl.String)
+
+
+def ordered_levels(table: Any, name: str) -> tuple[str, ...] | None:
+    """The categories of a pandas Categorical or a polars Enum, in their order; None for any other column."""
+    column = as_frame(table)[name].to_native()
+    if isinstance(column, pd.Series) and isinstance(column.dtype, pd.CategoricalDtype):
+        return tuple(map(str, column.cat.categories))
+    if isinstance(column, pl.Series) and isinstance(column.dtype, pl.Enum):
+        return tuple(column.dtype.categories.to_list())
+    return None
+
+
+def check_order(name: str, table: Any, seen: pl.Series) -> None:
+    """Refuse text as an ordered response, unless it is an ordered categorical: the alphabet is not its order."""
+    column = as_frame(table)[name].to_native()
+    categorical = isinstance(column, pd.Series) and isinstance(column.dtype, pd.CategoricalDtype)
+    known = categorical and column.cat.ordered or isinstance(column, pl.Series) and isinstance(column.dtype, pl.Enum)
+    found = seen.drop_nulls().unique().sort().to_list()
+    if known or (seen.dtype != pl.String and not categorical) or found == ["false", "true"]:
+        return
+    some = f"text without an order ({', '.join(map(repr, found[:3]))}{', ...' if len(found) > 3 else ''})"
+    given = f'Give its levels from the lowest to the highest: columns={{"{name}": {{"levels": [...]}}}}; or an ordered '
+    remedy = f"{given}categorical (pandas: ordered=True; polars: Enum)."
+    raise InputError(f"column {name!r}", f"{some} as the response of an ordered family", remedy)
+
+
+def declare(
+    name: str,
+    values: pl.Series,
+    given: Mapping[str, Any],
+    role: str,
+    levels: tuple[str, ...] | None,
+    standardize: bool,
+) -> Column:
+    """The declaration of a column.
+
+    Parameters
+    ----------
+    name : str
+    values : Series
+        Of all sites.
+    given : mapping
+        What the user declares; it takes precedence over what the values show.
+    role : {"covariate", "level", "status", "count", "number", "positive", "unit", "weight"}
+        What the model needs it to be.
+    levels : tuple of str or None
+        The categories of a categorical column.
+    standardize : bool
+        Whether numbers are centred and scaled.
+    """
+    unknown = sorted(set(given) - set(KEYS))
+    if unknown:
+        known = f"{suggest(unknown[0], KEYS)}Known keys: {', '.join(KEYS)}."
+        raise InputError(f"columns[{name!r}]", f"the key {unknown[0]!r}", known)
+    seen = values.drop_nulls()
+    if not len(seen):
+        raise InputError(f"column {name!r}", "no values", "Remove it from the formula.")
+    kind = given.get("type") or _kind(seen, role, levels, "levels" in given)
+    if kind not in VALUES:
+        raise InputError(f"columns[{name!r}]: type", repr(kind), f"Give one of {', '.join(map(repr, VALUES))}.")
+    if kind == "level":
+        found = (
+            _levels(name, seen, role) if levels is None else tuple(x for x in levels if x in set(seen.cast(pl.String)))
+        )
+        return Column(name, kind, levels=tuple(given.get("levels") or found))
+    numbers = _finite_numbers(name, seen)
+    log = bool(given.get("log", False))
+    if log and numbers.min() <= 0:
+        raise InputError(
+            f"column {name!r}", f"the value {numbers.min():g} with log = True", "Logarithms need values above 0."
+        )
+    if role in INSIDE and not (numbers.min() > 0 and numbers.max() < INSIDE[role]):
+        found = f"values from {numbers.min():g} to {numbers.max():g}"
+        raise InputError(f"column {name!r}", found, f"Give values above 0 and below {INSIDE[role]:g}.")
+    if role in ("weight", "count") and numbers.min() < 0:
+        words = "Weights" if role == "weight" else "Counts"
+        raise InputError(f"column {name!r}", f"the value {numbers.min():g}", f"{words} are at least zero.")
+    bounds = given.get("bounds") or numbers_bounds(numbers, kind, log or role in INSIDE, INSIDE.get(role, np.inf))
+    if len(bounds) != 2 or not bounds[0] < bounds[1]:
+        raise InputError(f"columns[{name!r}]: bounds", repr(bounds), "Give [least, most].")
+    used = np.log(numbers) if log else numbers
+    center, scale = (0.0, 1.0) if kind == "count" and role == "count" or not standardize else _standard(used)
+    return Column(
+        name, kind, (), (float(bounds[0]), float(bounds[1])), float(given.get("center", center)),
+        float(given.get("scale", scale)), log,
+    )  # fmt: skip
+
+
+def _kind(seen: pl.Series, role: str, levels: tuple[str, ...] | None, named: bool) -> str:
+    if role in ("level", "status") or levels is not None or named:
+        return "level"
+    if role != "covariate":
+        return "count" if role == "count" else "number"
+    return "level" if seen.dtype == pl.String and not _all_numbers(seen) else "number"
+
+
+def _all_numbers(seen: pl.Series) -> bool:
+    return not seen.cast(pl.Float64, strict=False).is_null().any()
+
+
+def _levels(name: str, seen: pl.Series, role: str) -> tuple[str, ...]:
+    if seen.dtype == pl.Float64:
+        whole = seen.cast(pl.Int64)
+        if not (whole.cast(pl.Float64) == seen).all():
+            raise InputError(f"column {name!r}", "numbers that are not whole, as levels", "Give text or whole numbers.")
+        seen = whole
+    found = seen.unique().sort().cast(pl.String).to_list()
+    if role == "status" and len(found) == 1:
+        # A status without censoring, or without events.
+        found = next((list(pair) for pair in (("0", "1"), ("false", "true")) if found[0] in pair), found)
+    if len(found) > MOST_LEVELS:
+        raise InputError(
+            f"column {name!r}",
+            f"{len(found)} levels",
+            f"At most {MOST_LEVELS} are taken from a table: is it a number? Else declare them: columns={{{name!r}: ...}}.",
+        )
+    if len(found) == 1:
+        raise InputError(f"column {name!r}", f"only the level {found[0]!r}", "Remove it, or declare all levels.")
+    return tuple(found)
+
+
+def _finite_numbers(name: str, seen: pl.Series) -> np.ndarray:
+    found = seen.cast(pl.Float64, strict=False)
+    bad = seen.filter(found.is_null())
+    if len(bad):
+        raise InputError(f"column {name!r}", f"{str(bad[0])[:40]!r}", "Give numbers, or declare it: type = 'level'.")
+    numbers = found.to_numpy()
+    if not np.all(np.isfinite(numbers)):
+        raise InputError(f"column {name!r}", "a value that is not finite", "Give finite numbers.")
+    return numbers
+
+
+def numbers_bounds(numbers: np.ndarray, kind: str, positive: bool, most: float = np.inf) -> tuple[float, float]:
+    """The observed range, a quarter wider on each side and rounded outwards; not below zero if no value is.
+
+    For positive numbers, from half the smallest to twice the largest, or half the way from the largest to a finite ``most``.
+    """
+    low, high = float(numbers.min()), float(numbers.max())
+    if set(numbers.tolist()) == {0.0, 1.0} and not positive:
+        return 0.0, 1.0
+    if positive:
+        return _outward(low / 2, -1), _outward(2 * high, 1) if np.isinf(most) else most - _outward(
+            (most - high) / 2, -1
+        )
+    more = WIDER * (high - low) or max(abs(high), 1.0)
+    least = _outward(low - more, -1)
+    least = max(least, 0.0) if low >= 0 else least
+    if kind == "count":
+        return float(np.floor(least)), float(np.ceil(_outward(high + more, 1)))
+    return least, _outward(high + more, 1)
+
+
+def _outward(x: float, direction: int) -> float:
+    """Rounded to `DIGITS` digits, up or down."""
+    if x == 0:
+        return 0.0
+    unit = 10.0 ** (np.floor(np.log10(abs(x))) - DIGITS + 1)
+    rounded = np.ceil(x / unit) if direction > 0 else np.floor(x / unit)
+    return float(f"{rounded * unit:.12g}")
+
+
+def _standard(numbers: np.ndarray) -> tuple[float, float]:
+    """Centre and scale of few digits, so that a contract reveals little about the records."""
+    sd = float(numbers.std())
+    if sd == 0:
+        return 0.0, 1.0
+    scale = float(f"{sd:.{DIGITS}g}")
+    unit = 10.0 ** np.floor(np.log10(scale))
+    return float(f"{np.round(numbers.mean() / unit) * unit:.12g}"), scale
+
+
 # Role of a column of a family of the standard library, by the domain that the family declares.
-ROLES = {"binary": "level", "index": "level", "count": "count", "real": "number", "positive": "positive",
+ROLES = {"binary": "status", "index": "level", "count": "count", "real": "number", "positive": "positive",
          "nonnegative": "number", "unit": "unit"}  # fmt: skip
 # The name of a model file that a contract written here refers to.
 MODEL_FILE = "model.fpm"
@@ -49,12 +274,17 @@ MODEL_FILE = "model.fpm"
 LIMITS = {"rounds": 5000, "observed_time": 100_000.0}
 
 
-ALIASES = {"binomial": "logistic", "bernoulli": "logistic", "gaussian": "linear", "normal": "linear"}
-OPTIONS = {"linear": ("scale",), "student_t": ("scale", "df"), "poisson": ("offset", "exposure"),
-           "negative_binomial": ("size", "offset", "exposure")}  # fmt: skip
+# As other packages call them.
+ALIASES = {"binomial": "logistic", "bernoulli": "logistic", "gaussian": "linear", "normal": "linear",
+           "negbinomial": "negative_binomial", "negativebinomial": "negative_binomial", "lognormal": "log_normal",
+           "cumulative": "ordered_logit", "ordinal": "ordered_logit", "categorical": "multinomial_logit"}  # fmt: skip
+# A survival time with its status, as in R.
+SURV = re.compile(r"\s*Surv\(\s*([^(),]+?)\s*(?:,\s*([^(),]+?)\s*)?\)\s*(?=~)")
 DEPENDENT = 1e-7  # what is left of a column of length one that counts as none
 # The largest range of an offset, which is a logarithm: rates that differ by a factor of three million.
 MOST_OFFSET = 15.0
+# Functions that may need positive values.
+POSITIVE = r"log\(|/|\*\*"
 # What to do about values out of bounds.
 WIDEN = ' For more, give fedpdmc.sites wider bounds and sample: columns={{"{name}": {{"bounds": [least, most]}}}}.'
 
@@ -79,6 +309,7 @@ class Sites(DescribedSites):
         self._members = tuple(_site(study, name, records) for name, records in tables.items())
         self.prior = study.prior() if study.effects else prior.potential(study)
         self.prior_lines = prior_lines(study, prior)
+        self.effect_scale = effect_scale(study, tables)
 
     def __len__(self) -> int:
         return len(self._members)
@@ -118,19 +349,52 @@ class Sites(DescribedSites):
             self.study.model.model.save(path.parent / self.study.model_file)
         return path
 
+    def prior_predictive(self, draws: int = 500, *, seed: int | None = None):
+        """Responses of the same records under draws of the prior, as ArviZ data with groups prior and prior_predictive.
+
+        Look at it before you sample: ``az.plot_ppc(fp.prior_predictive(sites), group="prior")``. Times of events are not
+        censored.
+
+        Parameters
+        ----------
+        draws : int
+        seed : int, optional
+
+        Raises
+        ------
+        InputError
+            A flat prior, effects of groups, or sites that are not of `fedpdmc.sites`.
+        """
+        if not isinstance(self, Sites):
+            raise InputError("sites", type(self).__name__, "Give what fedpdmc.sites returns.")
+        if self.study.effects is not None:
+            raise InputError(
+                "sites", "effects of groups in the formula", "Look at the prior of a formula without them."
+            )
+        rng = np.random.default_rng(seed)
+        x = self._prior.draws(integer("prior_predictive(draws)", draws, 1), rng)
+        named = self._members[0].naming
+        values = Variables([], {name: i for i, name in enumerate(self.names)})
+        if named is not None and named.constrain is not None:
+            values = Variables([(np.arange(len(self.names)), named.constrain)], {})
+        try:
+            # Times under a wide prior may be infinite.
+            with np.errstate(over="ignore"):
+                return arviz_export.prior_predictive(self, x, values.of(x[None]), rng)
+        except InputError:
+            raise
+        except ValueError as error:
+            raise InputError("prior", f"responses that cannot be drawn ({error})", "Give a narrower prior.") from error
+
     def released(self) -> list[str]:
         """What leaves the sites in a run, as a text."""
         return released(self.study)
-
-    def ratios(self) -> dict[str, list[str]]:
-        """The coefficients of covariates on a log scale, by what they are logarithms of: "odds" or "rates"."""
-        return ratios(self.study)
 
     def lines(self) -> list[str]:
         """What is modelled, as a text."""
         counts = [len(table) for table in self.tables.values()]
         first, *others = modelled(self.study, self._prior)
-        found = [first, f"{len(self)} sites with {min(counts)} to {max(counts)} records, {sum(counts):,} in all"]
+        found = [first, f"{len(self)} sites with {min(counts):,} to {max(counts):,} records, {sum(counts):,} in all"]
         if dropped := self.dropped():
             gone = sum(count for count, _ in dropped.values())
             shares = ", ".join(f"{site} {100 * count / read:.0f} %" for site, (count, read) in dropped.items())
@@ -153,10 +417,13 @@ class Sites(DescribedSites):
         return f"<p>{lines}</p><table><tr><th>site</th><th>records</th></tr>{rows}</table>"
 
 
+prior_predictive = Sites.prior_predictive
+
+
 @double_precision
 def _site(study: Study, name: str, records: pd.DataFrame) -> Site:
     site = Site(study.potential(records, name), name=name)
-    site.naming = study.naming
+    site.naming, site.responses = study.naming, Responses(study, name, records)
     return site
 
 
@@ -187,6 +454,7 @@ def sites(
     name: str = "study",
     spread: str | None = None,
     spread_scale: float | None = None,
+    weights: str | None = None,
     **options: Any,
 ) -> Sites:
     """Sites from a table, with a formula: as from a contract, without a network.
@@ -198,6 +466,8 @@ def sites(
     formula : str
         Such as ``"died ~ hmo * white + age"``: columns and their interactions. One term may be an effect of groups that
         stays at its site: ``(1 | ward)``, ``(1 + dose | ward)``, or with the column ``by`` an effect of each site.
+        Functions of columns are bs, cr, ns, poly, log, I, center, scale, C and offset: ``"died ~ bs(age, df=5) * C(arm)"``.
+        Their knots, ends, centres and scales are computed once from all records; ``print(sites)`` shows them.
     family : str or Model
         As in a contract: ``"logistic"``, ``"poisson"``, ``"linear"``, ``"student_t"``, or one of the standard library, such
         as ``"weibull"`` or ``"negative_binomial"``. Or a model of one record with a linear predictor, `fedpdmc.Model`.
@@ -208,7 +478,7 @@ def sites(
         slab's sd), ``"flat"``, or one for each parameter by name with ``"others"`` for the rest. Parameters with the same
         horseshoe share its global scale; given for all, it leaves out the intercept. None: a weakly informative prior
         in which all terms together explain about half of the variation, from the values or the stated scales of the columns
-        (`fedpdmc.study.default_prior`). All are for the coefficients of columns as they enter the model.
+        (`fedpdmc.study.prior_names`). All are for the coefficients of columns as they enter the model.
     columns : mapping, optional
         Declarations by column, which override what the table shows:
         ``{"age": {"bounds": [18, 100]}, "dose": {"log": True}, "ward": {"levels": ["A", "B"]}}``. Keys: type, levels,
@@ -224,16 +494,26 @@ def sites(
     spread, spread_scale : optional
         The prior of the spread of effects: "half-normal" (if None), "exponential" or "half-Cauchy", and its scale (1 if
         None) in the units of the model.
+    weights : str, optional
+        The column of the records' weights, of at least zero, by which their losses are multiplied: inverse probabilities
+        or numbers of equal records. Default priors and scales are those of the records without weights.
     **options
-        Of the family: ``scale``, ``df``, for counts ``exposure`` (a column of times at risk or numbers of persons, whose
+        Of the family: ``scale``, ``df``, for a logistic regression ``trials`` (a column of numbers of trials, of which the
+        response is the number of events), for counts ``exposure`` (a column of times at risk or numbers of persons, whose
         logarithm is added to the linear predictor) or ``offset`` (a column that is added as it is), with effects a known
         ``size`` of a negative binomial; the table's columns for those of the family that are not the response, such as
-        ``died="status"``; constants, such as ``cuts=[1.0, 2.0]``.
+        ``died="status"`` (``died=True``: every time is that of an event; the formula may also say ``Surv(time, status)`` or
+        ``Surv(time)``); constants, such as ``cuts=[1.0, 2.0]``.
 
     Returns
     -------
     Sites
     """
+    if surv := SURV.match(formula):
+        time, status = surv.groups()
+        if "died" in options:
+            raise InputError("died", repr(options["died"]), "The formula has it: Surv(time, status).")
+        formula, options = f"{time} {formula[surv.end() :]}", options | {"died": status or True}
     mixed = parse_mixed(formula) if is_mixed(formula) else None
     if mixed is None and (spread is not None or spread_scale is not None):
         raise InputError(
@@ -242,36 +522,44 @@ def sites(
     own = family if isinstance(family, Model) else None
     if isinstance(family, str):
         family = ALIASES.get(family.lower(), family.lower())
-        one_of("family", family, (*PREDICTOR_FAMILIES, *RECORD_FAMILIES))
-    predictor = family in PREDICTOR_FAMILIES or (own is None and mixed is not None and not of_record(family, options))
+        one_of("family", family, tuple(FAMILIES), (*ALIASES, *FAMILIES))
+    predictor = family in BUILT_IN or (own is None and mixed is not None and not of_record(family, options))
     parts, fixed = _by_site(table, by), formula if mixed is None else mixed.fixed
     source = None if predictor else (family if isinstance(family, Model) else _example(family)).source
     _check_options(family, options, source, next(iter(parts.values())))
-    used, told = _uses(fixed, family, options, source), dict(columns or {})
+    used, given = _uses(fixed, family, options, source, weights), dict(columns or {})
+    functions = [one for one in split(formula) if isinstance(one, Function)]
+    as_recorded = set().union(*(one.columns for one in functions))
     if mixed is not None and mixed.slope is not None:
         # Its coefficient varies by group: it is neither centred nor scaled, so that the effects are in its own units.
-        told[mixed.slope] = {"center": 0.0, "scale": 1.0} | dict(told.get(mixed.slope, {}))
-        used = used._replace(covariates=[*used.covariates, mixed.slope])
+        varying = columns_of(f"{used.response} ~ {mixed.slope}")[1]
+        used, as_recorded = used._replace(covariates=[*used.covariates, *varying]), as_recorded | set(varying)
     whole = _whole(parts, used.columns)
-    if family in ORDERED and "levels" not in told.get(used.response, {}):
+    formula, declared = _freeze(formula, functions, whole)
+    usual = {"center": 0.0, "scale": 1.0}
+    given |= {name: declared.get(name, usual) | dict(given.get(name, {})) for name in as_recorded}
+    mixed = parse_mixed(formula) if mixed is not None else None
+    fixed = formula if mixed is None else mixed.fixed
+    record = FAMILIES[family] if isinstance(family, str) else None
+    if record is not None and record.ordered and "levels" not in given.get(used.response, {}):
         for part in parts.values():
             check_order(used.response, part, as_columns(part, [used.response])[used.response])
-    declared = _declare(whole, fixed, used, told, standardize and predictor)
-    scales = _scales(whole, declared, used, family, columns or {})
+    declared = _declare(whole, fixed, used, given, standardize and predictor)
+    design = Design(fixed, declared)
+    scales = _scales(whole, declared, used, design, family, columns or {})
     if mixed is not None and mixed.groups != by:
         declared[mixed.groups] = Column(mixed.groups, "key")
     elif mixed is not None:
         formula = by_site(formula)
     named = {"family": family} if own is None else {"file": MODEL_FILE, "sha256": own.digest}
-    model: dict[str, Any] = {**named, "formula": formula}
+    model: dict[str, Any] = {**named, "formula": formula} | ({} if weights is None else {"weights": weights})
     tables = {"model": model}
     if predictor:
         model |= {"units": "original"} | options
     else:
-        taken = {key: value for key, value in options.items() if isinstance(value, str)}
+        taken = {key: value for key, value in options.items() if isinstance(value, str) or value is True}
         tables |= {"model.columns": taken, "model.constants": {k: v for k, v in options.items() if k not in taken}}
     tables |= {"releases": {"derivatives": "summed" if len(parts) >= 3 else "own"}, "limits": LIMITS}
-    design = Design(fixed, declared)
 
     def parsed(changes: dict[str, Any]) -> Study:
         text = contract_text(name, list(parts), declared, missing, tables | changes)
@@ -284,7 +572,7 @@ def sites(
     rule = prior_by_name(prior, names, design, scales)
     if mixed is not None and not rule.normal:
         raise InputError("prior", "; ".join(rule.lines()), "With effects the coefficients' priors are normal.")
-    if spread_scale is None and family not in (*COUNTS, *LOGITS, FILE):
+    if spread_scale is None and not (record is not None and record.unitless):
         # Effects are in the units of the predictor, which are those of the response or its logarithm.
         spread_scale = scales.response.spread
     of_spread = {} if mixed is None else {"spread": spread, "spread_scale": spread_scale}
@@ -302,8 +590,7 @@ def sites(
 
 def _check_options(family: str | Model, options: Mapping[str, Any], source: Source | None, table: Any) -> None:
     """Refuse arguments that the family does not take, and name those that it needs."""
-    known = OPTIONS.get(str(family), ())
-    needed = known if family == "student_t" else ()
+    known, needed = (FAMILIES[family].options, FAMILIES[family].needed) if isinstance(family, str) else ((), ())
     if source is not None:
         others, constants = ([one.name for one in part] for part in (source.columns[1:], source.constants))
         known, there = (*others, *constants), as_frame(table).columns
@@ -311,11 +598,14 @@ def _check_options(family: str | Model, options: Mapping[str, Any], source: Sour
     named = repr(family) if isinstance(family, str) else "of your own"
     for name in sorted(set(options) - set(known)):
         near = suggest(name, [*inspect.signature(sites).parameters, *known])
-        raise InputError(
-            name, "an unknown argument", f"{near}The family {named} takes {', '.join(known) or 'no others'}."
+        need = "It is for 'poisson', and for 'negative_binomial' with size= and effects such as (1 | ward)."
+        need = (
+            need if name in ("offset", "exposure") else f"The family {named} takes {', '.join(known) or 'no others'}."
         )
+        raise InputError(name, "an unknown argument", near + need)
     for name in (name for name in needed if name not in options):
-        raise InputError(name, "no value", f"The family {named} needs it: give {name}=, a column's name or numbers.")
+        given = "True if every time is that of an event" if name == "died" else "numbers"
+        raise InputError(name, "no value", f"The family {named} needs it: give {name}=, a column's name or {given}.")
 
 
 def _name_dependent_columns(study: Study, tables: Mapping[str, pd.DataFrame]) -> None:
@@ -347,17 +637,23 @@ class _Uses(NamedTuple):
         return list(dict.fromkeys([*self.roles, *self.covariates, *offset]))
 
 
-def _uses(formula: str, family: str | Model, options: Mapping[str, Any], source: Source | None) -> _Uses:
+def _uses(
+    formula: str, family: str | Model, options: Mapping[str, Any], source: Source | None, weights: str | None
+) -> _Uses:
     response, covariates = columns_of(formula)
+    weighed = {} if weights is None else {weights: "weight"}
     if source is None:
-        roles = {response: RESPONSES.get(str(family), "number")}
+        roles = {response: FAMILIES[str(family)].response} | weighed
+        if "trials" in options:
+            roles |= {response: "count", options["trials"]: "count"}
         offset = options.get("offset", options.get("exposure"))
         roles |= {} if offset is None or "offset" in options else {offset: "positive"}
         return _Uses(response, roles, covariates, offset, family == "linear" and "scale" not in options)
     if source.group is not None:
         raise InputError("family", "a model of groups of rows", "A table has one row for each record: use Model.of.")
     first, *others = source.columns
-    roles = {response: ROLES[first.domain]}
+    roles = {response: ROLES[first.domain]} | weighed
+    others = [column for column in others if options.get(column.name) is not True]
     roles |= {str(options.get(column.name, column.name)): ROLES[column.domain] for column in others}
     died = str(options.get("died", "died")) if any(column.name == "died" for column in others) else None
     return _Uses(response, roles, covariates, None, False, died)
@@ -365,7 +661,7 @@ def _uses(formula: str, family: str | Model, options: Mapping[str, Any], source:
 
 def _example(family: str) -> Model:
     """A family of the standard library in some size: its columns do not depend on it."""
-    found = RECORD_FAMILIES[family]
+    found = FAMILIES[family]
     return record_family(family, **({"levels": 3} if found.levels else {"pieces": 2} if found.pieces else {}))
 
 
@@ -398,36 +694,36 @@ def _whole(parts: Mapping[str, Any], used: Sequence[str]) -> dict[str, _Values]:
     for column in used:
         ordered = [levels for part, _ in read if (levels := ordered_levels(part, column)) is not None]
         levels = tuple(dict.fromkeys(level for one in ordered for level in one)) if ordered else None
-        found[column] = _joined([series[column] for _, series in read]), levels
+        found[column] = _join([series[column] for _, series in read]), levels
     return found
 
 
 def _declare(
-    whole: Mapping[str, _Values], formula: str, uses: _Uses, told: Mapping[str, Mapping[str, Any]], standardize: bool
+    whole: Mapping[str, _Values], formula: str, uses: _Uses, given: Mapping[str, Mapping[str, Any]], standardize: bool
 ) -> dict[str, Column]:
     """Declarations of all columns that the model uses."""
-    stray = sorted(set(told) - set(whole))
+    stray = sorted(set(given) - set(whole))
     if stray:
         raise InputError("columns", repr(stray[0]), f"The model uses {', '.join(whole)}.")
 
-    def all_declared(standard: bool) -> dict[str, Column]:
+    def declare_all(standard: bool) -> dict[str, Column]:
         found = {}
         for column, (series, levels) in whole.items():
             moved = standard and column != uses.offset and not _zero_one(series)
             if column in uses.roles:
                 moved = standard and column == uses.response and uses.standard_response
             found[column] = declare(
-                column, series, told.get(column, {}), uses.roles.get(column, "covariate"), levels, moved
+                column, series, given.get(column, {}), uses.roles.get(column, "covariate"), levels, moved
             )
         return found
 
-    found = all_declared(standardize)
+    found = declare_all(standardize)
     if not standardize:
         return found
     no_intercept = "Intercept" not in Design(formula, found).names
     if design_map(formula, found) is None or (found[uses.response].center and no_intercept):
         # Centring cannot be undone, as for an interaction without its main effects: the numbers stay as they are.
-        return all_declared(False)
+        return declare_all(False)
     return found
 
 
@@ -435,32 +731,84 @@ def _scales(
     whole: Mapping[str, _Values],
     declared: Mapping[str, Column],
     uses: _Uses,
+    design: Design,
     family: str | Model,
-    told: Mapping[str, Mapping[str, Any]],
+    given: Mapping[str, Mapping[str, Any]],
 ) -> Scales:
-    """What the default prior is made of: places of the values, or scales that ``told`` states."""
-    complete = pl.DataFrame([series.is_not_null().alias(name) for name, (series, _) in whole.items()]).min_horizontal()
-    if not complete.any():
-        raise InputError("table", "a missing value in every record", "Leave empty columns out of the formula.")
+    """What the default prior is made of: places of the values, or scales that ``given`` states."""
+    complete = _complete(whole)
     numbers = {name: _numbers(series.filter(complete), declared[name]) for name, (series, _) in whole.items()}
     covariates = {
-        name: place_covariate(declared[name], numbers[name], "scale" in told.get(name, {})) for name in uses.covariates
+        name: place_covariate(declared[name], numbers[name], "scale" in given.get(name, {})) for name in uses.covariates
     }
+    for one in design.functions:
+        covariates |= place_function(
+            one.names, None if one.kind == "C" else one.basis(one.argument(numbers)), one.kind in SPLINES
+        )
     if isinstance(family, Model):
-        return Scales(covariates, Place(), {}, known=False)
+        return Scales(covariates, Place(), known=False)
     offset = None if uses.offset is None else numbers[uses.offset]
+    if design.offsets:
+        offset = np.sum([one.argument(numbers) for one in design.offsets], 0)
     if offset is not None and uses.offset in uses.roles:
         offset = np.log(offset)
-    elif offset is not None and np.ptp(offset) > MOST_OFFSET:
+    if offset is not None and uses.offset not in uses.roles and np.ptp(offset) > MOST_OFFSET:
+        write = f"give exposure={uses.offset!r}" if uses.offset else "write offset(log(...))"
         raise InputError(
             "offset",
-            f"values of {uses.offset!r} from {offset.min():g} to {offset.max():g}",
+            f"values of {uses.offset or 'offset(...)'!r} from {offset.min():g} to {offset.max():g}",
             "An offset is added to the linear predictor, as a logarithm. For times at risk or numbers of persons, whose "
-            f"logarithm is to be added, give exposure={uses.offset!r}.",
+            f"logarithm is to be added, {write}.",
         )
     died = numbers[uses.died] if uses.died else None
-    place, others = place_response(family, declared[uses.response], numbers[uses.response], offset, died)
-    return Scales(covariates, place, others)
+    seen = Seen(numbers[uses.response], offset, died)
+    return Scales(covariates, place_response(FAMILIES[family], declared[uses.response], seen))
+
+
+def _complete(whole: Mapping[str, _Values]) -> pl.Series:
+    """Which records have no missing value."""
+    found = pl.DataFrame([series.is_not_null().alias(name) for name, (series, _) in whole.items()]).min_horizontal()
+    if not found.any():
+        raise InputError("table", "a missing value in every record", "Leave empty columns out of the formula.")
+    return found
+
+
+def _freeze(
+    formula: str, functions: Sequence[Function], whole: Mapping[str, _Values]
+) -> tuple[str, dict[str, dict[str, Any]]]:
+    """The formula with all that functions need to know, from all complete records; and declarations of their columns."""
+    declared: dict[str, dict[str, Any]] = {}
+    for one in (one for one in functions if one.kind == "C"):
+        levels = one.settings.get("levels")
+        declared |= {one.columns[0]: {"type": "level"} | ({"levels": levels} if levels else {})}
+    if not functions:
+        return formula, declared
+    complete, values, ranges = _complete(whole), {}, {}
+    for name in set().union(*(one.columns for one in functions if one.kind != "C")):
+        own, seen = [one for one in functions if name in one.columns], whole[name][0].filter(complete)
+        numbers = seen.cast(pl.Float64, strict=False)
+        if numbers.is_null().any():
+            remedy = f"Functions are of numbers: write C({name}) for levels, or the column itself."
+            raise InputError(f"column {name!r}", "text, in a function of the formula", remedy)
+        values[name] = numbers.to_numpy()
+        low, high = outward(values[name])
+        wide = numbers_bounds(values[name], "number", positive=values[name].min() > 0)
+        ranges[name] = (low if low > 0 else wide[0] if wide[0] > 0 else low, high)
+        declared[name] = {"center": 0.0, "scale": 1.0}
+        if any(re.search(POSITIVE, one.text) for one in own) and wide[0] > 0:
+            declared[name]["bounds"] = wide
+        if any(one.kind == "bs" for one in own):
+            # It has ends, which no value may be beyond.
+            settings = [one.settings for one in own if one.short == f"bs({name})"]
+            ends = (
+                [one.get(key, end) for one in settings]
+                for key, end in zip(("lower", "upper"), ranges[name], strict=True)
+            )
+            declared[name]["bounds"] = (
+                max(next(ends), default=ranges[name][0]),
+                min(next(ends), default=ranges[name][1]),
+            )
+    return freeze(formula, values, ranges), declared
 
 
 def _numbers(seen: pl.Series, column: Column) -> np.ndarray:
@@ -471,7 +819,7 @@ def _numbers(seen: pl.Series, column: Column) -> np.ndarray:
     return names.replace_strict(list(column.levels), range(len(column.levels)), default=0).to_numpy()
 
 
-def _joined(series: Sequence[pl.Series]) -> pl.Series:
+def _join(series: Sequence[pl.Series]) -> pl.Series:
     kinds = {one.dtype for one in series}
     kind = kinds.pop() if len(kinds) == 1 else pl.Float64 if pl.String not in kinds else pl.String
     return pl.concat([one.cast(kind) for one in series])
@@ -486,7 +834,7 @@ def _records(study: Study, parts: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
     found, faults = {}, {}
     for site, part in parts.items():
         try:
-            found[site] = checked_table(study, part, f"table of site {site!r}")
+            found[site] = check_table(study, part, f"table of site {site!r}")
         except InputError as error:
             faults[site] = error
     if faults:
@@ -494,7 +842,7 @@ def _records(study: Study, parts: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
     return found
 
 
-def checked_table(study: Study, table: Any, where: str = "table", *, response: bool = True) -> pd.DataFrame:
+def check_table(study: Study, table: Any, where: str = "table", *, response: bool = True) -> pd.DataFrame:
     """The columns of a table that a study declares, in the units of the model.
 
     Raises
@@ -507,7 +855,7 @@ def checked_table(study: Study, table: Any, where: str = "table", *, response: b
     if not count:
         raise InputError(where, "no records", "Give at least one record.")
     raw = {column: _as_declared(series, study.columns[column]) for column, series in raw.items()}
-    return checked_records(study, raw, Origin(where, None), count, widen=WIDEN)
+    return check_records(study, raw, Origin(where, None), count, widen=WIDEN)
 
 
 def _of_formula(study: Study) -> set[str]:

@@ -15,8 +15,8 @@ from fedpdmc.potentials.random_effects import NaturalScale
 from fedpdmc.study.formula import Design
 
 if TYPE_CHECKING:
-    from fedpdmc.study.column import Column
     from fedpdmc.study.contract import Study
+    from fedpdmc.study.schema import Column
 
 # Relative error above which one design is not a linear image of the other.
 EXACT = 1e-9
@@ -92,7 +92,7 @@ def design_map(formula: str, columns: dict[str, Column]) -> np.ndarray | None:
         return np.eye(len(Design(formula, columns).names))
     scaled, raw = Design(formula, columns), Design(formula, {name: plain(one) for name, one in columns.items()})
     records = _points(columns, 4 * len(raw.names) + 50)
-    target = scaled.matrix(_transformed(records, columns))
+    target = scaled.matrix(_transform(records, columns))
     design = raw.matrix(records)
     size = np.linalg.norm(design, axis=0)
     if np.any(size == 0):
@@ -103,7 +103,8 @@ def design_map(formula: str, columns: dict[str, Column]) -> np.ndarray | None:
         return None
     found = found / size[:, None]
     small = np.abs(found) * size[:, None] < EXACT * np.linalg.norm(target, axis=0)
-    return np.where(small, 0.0, found)
+    same = np.linalg.norm(target - design, axis=0) < EXACT**1.5 * size
+    return np.where(same, np.eye(len(size)), np.where(small, 0.0, found))
 
 
 def _points(columns: dict[str, Column], n: int) -> pd.DataFrame:
@@ -120,7 +121,7 @@ def _points(columns: dict[str, Column], n: int) -> pd.DataFrame:
     return pd.DataFrame(frame)
 
 
-def _transformed(records: pd.DataFrame, columns: dict[str, Column]) -> pd.DataFrame:
+def _transform(records: pd.DataFrame, columns: dict[str, Column]) -> pd.DataFrame:
     frame = {}
     for name, column in columns.items():
         values = records[name]

@@ -18,14 +18,17 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 import grpc  # noqa: E402
 
-from fedpdmc.certificates.keys import Credentials, renewed
+from fedpdmc.certificates import Credentials, renewed
 from fedpdmc.console.interrupts import waiting
 from fedpdmc.console.warnings import quiet_compiler
 from fedpdmc.errors import InputError, Refused, WireError
 from fedpdmc.federation import messages
 from fedpdmc.federation.codecs import DIGEST_BYTES, RUN_BYTES
-from fedpdmc.federation.grpc.options import CHANNEL, CHECK, JOIN, SERVICE
 from fedpdmc.federation.grpc.tls import (
+    CHANNEL,
+    CHECK,
+    JOIN,
+    SERVICE,
     DialSettings,
     StreamCertificates,
     StreamExpired,

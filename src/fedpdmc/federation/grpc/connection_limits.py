@@ -1,4 +1,4 @@
-"""Limits for connections without an admitted stream: how many, how often and for how long, by address.
+"""ConnectionLimits for connections without an admitted stream: how many, how often and for how long, by address.
 
 gRPC accepts every connection and reports nothing before the handshake is done. But the sockets belong to this process:
 whenever a handshake begins, and every second, the limiter inspects the sockets that are connected to its port and shuts
@@ -33,8 +33,8 @@ LINES, SECONDS_A_LINE = 5, 60.0
 MOST_ADDRESSES = 4096
 
 
-class Limits(NamedTuple):
-    """Limits for connections that are not admitted.
+class ConnectionLimits(NamedTuple):
+    """ConnectionLimits for connections that are not admitted.
 
     Attributes
     ----------
@@ -50,14 +50,14 @@ class Limits(NamedTuple):
     all: int
 
     @classmethod
-    def of(cls, sites: int) -> Limits:
+    def of(cls, sites: int) -> ConnectionLimits:
         """For a study with this many sites, which may all be behind one address."""
         return cls(20.0 + 2 * sites, 10.0 + sites, 16 + 2 * sites, 128 + 2 * sites)
 
 
 def most_connections(sites: int) -> int:
     """How many connections gRPC may accept without using up the descriptors; raises their limit as far as allowed."""
-    wanted = 2 * Limits.of(sites).all
+    wanted = 2 * ConnectionLimits.of(sites).all
     try:
         import resource
     except ImportError:
@@ -117,7 +117,7 @@ class RateLimitedLog:
 
 
 @dataclass
-class Connection:
+class ClientConnection:
     """A connection: its origin, since when it has had no admitted stream, and whether it has one."""
 
     address: str
@@ -132,16 +132,16 @@ class ConnectionLimiter:
     Parameters
     ----------
     port : int
-    limits : Limits
+    limits : ConnectionLimits
     log : RateLimitedLog
     """
 
-    def __init__(self, port: int, limits: Limits, log: RateLimitedLog):
+    def __init__(self, port: int, limits: ConnectionLimits, log: RateLimitedLog):
         self.port, self.limits, self.log = port, limits, log
         self._bucket = TokenBucket(limits.burst, limits.rate)
         self._lock, self._closed = threading.Lock(), threading.Event()
         # By descriptor and inode: a descriptor that is used again is another socket. None: a socket not on this port.
-        self._connections: dict[tuple[int, int], Connection | None] = {}
+        self._connections: dict[tuple[int, int], ClientConnection | None] = {}
         self._admitted: set[tuple[str, int]] = set()
         if os.path.isdir(DESCRIPTORS):
             threading.Thread(target=self._watch, name="fedpdmc-connection-limiter", daemon=True).start()
@@ -165,7 +165,7 @@ class ConnectionLimiter:
             for key, connection in self._of(peer):
                 self._shut(key, connection, "it was refused too often")
 
-    def _of(self, peer: str) -> list[tuple[tuple[int, int], Connection]]:
+    def _of(self, peer: str) -> list[tuple[tuple[int, int], ClientConnection]]:
         place = split_peer(peer)
         known = ((key, one) for key, one in self._connections.items() if one is not None)
         return [(key, one) for key, one in known if (one.address, one.port) == place]
@@ -211,7 +211,7 @@ class ConnectionLimiter:
             peer = self._peer(key)
             self._connections[key] = None
             if peer is not None:
-                one = Connection(*peer, time.monotonic(), peer in self._admitted)
+                one = ClientConnection(*peer, time.monotonic(), peer in self._admitted)
                 self._connections[key] = one
                 if not self._bucket.take(source_network(one.address)):
                     self._shut(key, one, f"more than {self.limits.rate:g} per second")
@@ -227,7 +227,7 @@ class ConnectionLimiter:
         except OSError:
             return None
 
-    def _shut(self, key: tuple[int, int], connection: Connection, why: str) -> None:
+    def _shut(self, key: tuple[int, int], connection: ClientConnection, why: str) -> None:
         """Shut down a connection. gRPC then reads its end and releases it."""
         self._connections.pop(key, None)
         address = connection.address

@@ -23,20 +23,23 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 import grpc  # noqa: E402
 
-from fedpdmc.certificates.keys import COORDINATOR, Credentials
+from fedpdmc.certificates import COORDINATOR, Credentials
 from fedpdmc.errors import InputError
 from fedpdmc.federation import messages
 from fedpdmc.federation.codecs import RUN_BYTES
 from fedpdmc.federation.grpc.connection_limits import (
     ConnectionLimiter,
-    Limits,
+    ConnectionLimits,
     RateLimitedLog,
     TokenBucket,
     most_connections,
     split_peer,
 )
-from fedpdmc.federation.grpc.options import CHECK, JOIN, SERVER, SERVICE
 from fedpdmc.federation.grpc.tls import (
+    CHECK,
+    JOIN,
+    SERVER,
+    SERVICE,
     Admission,
     Caller,
     PendingStreams,
@@ -45,10 +48,9 @@ from fedpdmc.federation.grpc.tls import (
     check_party,
     split_address,
 )
-from fedpdmc.federation.mailbox import Mailbox, PendingRequest, RoundAnswers
 from fedpdmc.federation.message_format import READABLE, may_answer, version_of
 from fedpdmc.federation.site_agent.agent import SOFTWARE
-from fedpdmc.federation.transport import Request, SiteState, Transport
+from fedpdmc.federation.transport import Mailbox, PendingRequest, Request, RoundAnswers, SiteState, Transport
 from fedpdmc.study.contract import Study
 
 logger = logging.getLogger("fedpdmc.coordinator")
@@ -109,7 +111,7 @@ class StreamTransport(Transport):
                 "listen", f"{listen}, which cannot be bound", "Give a free address of this host."
             ) from error
         self.address = f"{host}:{port}"
-        self._limiter = ConnectionLimiter(port, Limits.of(sites), self._log)
+        self._limiter = ConnectionLimiter(port, ConnectionLimits.of(sites), self._log)
         self._server.start()
         logger.info("listening on %s for %s", self.address, ", ".join(study.sites))
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from fedpdmc._jax.precision import double_precision
-from fedpdmc.certificates.keys import Credentials
+from fedpdmc.certificates import Credentials
 from fedpdmc.errors import FedPDMCError, InputError, Refused, WireError
 from fedpdmc.federation import messages
 from fedpdmc.federation.audit_seals import Sealing
@@ -208,16 +209,16 @@ class Agent:
 
     def _stored_answer(self, message: messages.Message, asked: bytes) -> bytes | None:
         """The answer to a request that was answered before, or is not part of the sequence; None if it is new."""
-        if not isinstance(message, (*REQUESTS, messages.Farewell, messages.Attest, messages.Account)):
+        if not isinstance(message, (*REQUESTS, messages.Farewell, messages.Attest, messages.AskAccount)):
             raise RequestRefused("NOT_A_REQUEST")
         if message.run != self.run:
             raise RequestRefused("OTHER_RUN")
         if isinstance(message, messages.Farewell):
             return self._end_run(message, asked)
         if isinstance(message, messages.Attest):
-            return self._seal(message, asked)
-        if isinstance(message, messages.Account):
-            bits = self.computation.information.reported if self.site.budget is None else 0.0
+            return self.sealing.seal(message, asked)
+        if isinstance(message, messages.AskAccount):
+            bits = self.computation.information.report() if self.site.budget is None else 0.0
             return messages.encode(messages.Accounted(message.run, message.sequence, asked, bits))
         if message.sequence < 1 or message.sequence > self.log.answers + 1:
             raise RequestRefused("OUT_OF_ORDER")
@@ -233,7 +234,8 @@ class Agent:
         return stored
 
     def _new_answer(self, message: messages.SiteRequest, data: bytes, asked: bytes) -> bytes:
-        self.computation.check(message)
+        with _answering(message):
+            self.computation.check(message)
         # A request is logged before it is processed, so that one that crashes the site is in the log too. After too many
         # refusals only answered requests are logged.
         suspect = self.refusals >= MOST_REFUSALS
@@ -244,14 +246,8 @@ class Agent:
             with refusing_privacy_errors():
                 self._use()
             self._use = None
-        try:
+        with _answering(message):
             answer = self.computation.compute(message, asked)
-        except (RequestRefused, OSError):
-            raise
-        except Exception as error:
-            # A request that the computation cannot take must not stop the site: it would be sent again after a restart.
-            logger.exception("request %d could not be answered", message.sequence)
-            raise RequestRefused("NOT_ANSWERED") from error
         out = messages.encode(answer)
         if suspect:
             self._append(Kind.REQUEST, data)
@@ -299,10 +295,6 @@ class Agent:
         kind, begins = claimed_kind(data), data[:BEGINNING].hex()
         self.log.note(REFUSED_REQUEST, code=code, kind=kind, bytes=len(data), sha256=asked.hex(), begins=begins)
 
-    def _seal(self, message: messages.Attest, asked: bytes) -> bytes:
-        """The hash of the log, signed."""
-        return self.sealing.seal(message, asked)
-
     def _end_run(self, message: messages.Farewell, asked: bytes) -> bytes:
         """Confirm the end of the run. It is not part of the sequence: the run may be resumed."""
         self.finished = True
@@ -315,6 +307,18 @@ class Agent:
         self.log.append(Kind.REQUEST, request)
         self.log.append(Kind.ANSWER, answer)
         self.computation.record(messages.decode(request), messages.decode(answer))
+
+
+@contextlib.contextmanager
+def _answering(message: messages.SiteRequest) -> Iterator[None]:
+    """Refuse what cannot be computed: it must not stop the site, for it would be sent again after a restart."""
+    try:
+        yield
+    except (RequestRefused, OSError):
+        raise
+    except Exception as error:
+        logger.exception("request %d could not be answered", message.sequence)
+        raise RequestRefused("NOT_ANSWERED") from error
 
 
 def _decoded(data: bytes | None) -> messages.Message | None:

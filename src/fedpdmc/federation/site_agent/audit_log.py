@@ -9,20 +9,190 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import enum
 import errno
 import hashlib
 import json
 import logging
+import math
 import os
+import re
 import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO, NamedTuple
 
 from fedpdmc.errors import InputError
-from fedpdmc.federation.site_agent import audit_files
-from fedpdmc.federation.site_agent.audit_files import CURRENT, DRAFT, HEAD, SEGMENT, TITLE, Entry, Kind, closed_name
-from fedpdmc.validation import require_posix
+from fedpdmc.validation import has_fields, require_posix
+
+# The files of a site's audit log, and how they are read.
+#
+# The newest entries are in ``audit.log``. When it has grown to `MOST_SEGMENT` bytes it becomes ``audit-000001.log``, which
+# never changes again, and a new ``audit.log`` is begun. Seals run through all files as if they were one: each entry's seal
+# is the hash of this entry and of all before it, in any file.
+
+TITLE = b"fedpdmc audit log 1\n"
+HEAD = struct.Struct("<IBd")
+SEAL = 32
+# The largest entry: the longest message and a little more.
+MOST_ENTRY = 65 * 2**20
+# Bytes after which a new file is begun.
+MOST_SEGMENT = 64 * 2**20
+CURRENT, DRAFT = "audit.log", "audit.new"
+CLOSED = re.compile(r"audit-([0-9]{6})\.log")
+# The first note of every file except the first.
+SEGMENT, MOST_NOTE = "segment", 4096
+# The fields of notes from which a site's state is restored.
+FIELDS = {
+    "joined": {"run": bytes, "study": bytes, "site": str},
+    "sealed": {"entries": int, "seal": bytes},
+    "witnessed": {"entries": int, "seal": bytes, "certificate": str, "signature": bytes},
+    "refused request": {"sha256": bytes},
+    SEGMENT: {"number": int},
+}
+# The last second that can be shown, in the year 9999.
+LAST_SECOND = 253402300799.0
+
+
+class Kind(enum.IntEnum):
+    """The kind of an entry."""
+
+    NOTE = 1
+    REQUEST = 2
+    ANSWER = 3
+    REFUSAL = 4
+
+
+class LogEntry(NamedTuple):
+    """One entry of the log."""
+
+    kind: Kind
+    when: float
+    payload: bytes
+
+    @property
+    def note(self) -> dict:
+        """The payload of a note."""
+        return json.loads(self.payload)
+
+
+class Placed(NamedTuple):
+    """An entry, its seal, and where it begins and ends in the files taken one after the other."""
+
+    begin: int
+    end: int
+    seal: bytes
+    entry: LogEntry
+
+
+def first_seal() -> bytes:
+    """The value that precedes the first entry's seal in the chain of hashes."""
+    return hashlib.sha256(TITLE).digest()
+
+
+def closed_files(folder: Path) -> list[Path]:
+    """The files that are complete, in order.
+
+    Raises
+    ------
+    InputError
+        One of them is missing.
+    """
+    found = sorted(path for path in folder.glob("audit-*.log") if CLOSED.fullmatch(path.name))
+    for number, path in enumerate(found, 1):
+        if path.name != closed_name(number):
+            raise missing(folder, number)
+    return found
+
+
+def missing(folder: Path, number: int) -> InputError:
+    """The error for a complete file that is not there."""
+    return InputError("store", f"{folder / closed_name(number)} missing", "Restore it from a copy.")
+
+
+def number(file: BinaryIO) -> int:
+    """Which file of the log this is, counted from one; it is left at its beginning."""
+    head = file.read(len(TITLE) + HEAD.size)[len(TITLE) :]
+    length = HEAD.unpack(head)[0] if len(head) == HEAD.size else 0
+    try:
+        note = json.loads(file.read(min(length, MOST_NOTE)))
+    except (ValueError, RecursionError):
+        note = {}
+    file.seek(0)
+    follows = has_fields(note, {"event": str, "number": int}) and note["event"] == SEGMENT and note["number"] > 1
+    return note["number"] if follows else 1
+
+
+def closed_name(number: int) -> str:
+    """The name of the n-th file once it is complete, counted from one."""
+    return f"audit-{number:06d}.log"
+
+
+def entries(folder: Path) -> Iterator[Placed]:
+    """Every complete entry of all files. An incomplete last entry is skipped. Another process may write meanwhile."""
+    path = folder / CURRENT
+    try:
+        last = open(path, "rb")
+    except OSError as error:
+        raise InputError("store", f"{error.strerror}: {path}", "Give the folder of a site's audit log.") from error
+    with last:
+        base, seal, before = 0, first_seal(), number(last) - 1
+        closed_ones = closed_files(folder)
+        if len(closed_ones) < before:
+            raise missing(folder, len(closed_ones) + 1)
+        # Later ones were completed after the last one was opened here.
+        for closed in closed_ones[:before]:
+            with open(closed, "rb") as file:
+                for placed in _read(closed, file, base, seal, complete=True):
+                    yield placed
+                    seal = placed.seal
+            base += closed.stat().st_size
+        yield from _read(path, last, base, seal)
+
+
+def _read(path: Path, file: BinaryIO, base: int, seal: bytes, complete: bool = False) -> Iterator[Placed]:
+    """The entries of one file. ``base`` is the size of the files before it, and ``seal`` their last seal."""
+    if file.read(len(TITLE)) != TITLE:
+        raise InputError("store", f"{path}, which is not an audit log", "Give the folder of a site's audit log.")
+    place, size = len(TITLE), os.fstat(file.fileno()).st_size
+    while len(head := file.read(HEAD.size)) == HEAD.size:
+        length, kind, when = HEAD.unpack(head)
+        if length > MOST_ENTRY:
+            raise altered(path, place)
+        rest = file.read(length + SEAL)
+        if len(rest) < length + SEAL:
+            break
+        seal = hashlib.sha256(seal + head + rest[:length]).digest()
+        if seal != rest[length:] or not _valid(kind, when, rest[:length]):
+            raise altered(path, place)
+        begin, place = place, place + HEAD.size + length + SEAL
+        yield Placed(base + begin, base + place, seal, LogEntry(Kind(kind), when, rest[:length]))
+    if complete and place < size:
+        raise altered(path, place)
+
+
+def _valid(kind: int, when: float, payload: bytes) -> bool:
+    """Whether an entry can be used: correct seals are not enough."""
+    if kind not in set(Kind) or not (math.isfinite(when) and 0 <= when <= LAST_SECOND):
+        return False
+    if kind != Kind.NOTE:
+        return True
+    try:
+        note = json.loads(payload)
+    except (ValueError, RecursionError):
+        return False
+    return has_fields(note, {"event": str}) and has_fields(note, FIELDS.get(note["event"], {}))
+
+
+def altered(path: Path, offset: int) -> InputError:
+    """The error for a file that is not as it was written."""
+    return InputError(
+        "store",
+        f"{path}, altered at byte {offset}",
+        "Restore the log from a copy. Answers after this byte cannot be trusted.",
+    )
+
 
 with contextlib.suppress(ImportError):
     # Not on Windows, where `require_posix` raises an error.
@@ -59,9 +229,9 @@ class AuditLog:
         self._unchecked, self._torn = STRIDE, False
         # Where each file begins, the files taken one after the other; the last one is written.
         self._bases = [0]
-        self._seal, self._end, self.answers, self._count = audit_files.first_seal(), len(TITLE), 0, 0
+        self._seal, self._end, self.answers, self._count = first_seal(), len(TITLE), 0, 0
         # After a failure to begin a new file, the size at which it is tried again.
-        self._most = audit_files.MOST_SEGMENT
+        self._most = MOST_SEGMENT
         try:
             self._recover()
         except BaseException:
@@ -70,7 +240,7 @@ class AuditLog:
 
     def _open(self) -> int:
         """The current file, locked."""
-        if not self.path.exists() and audit_files.closed_files(self.folder):
+        if not self.path.exists() and closed_files(self.folder):
             raise InputError("store", f"{self.path} missing", "Restore it from a copy.")
         file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -83,9 +253,9 @@ class AuditLog:
         return file
 
     def _recover(self) -> None:
-        closed = audit_files.closed_files(self.folder)
+        closed = closed_files(self.folder)
         with open(self.path, "rb") as file:
-            before = audit_files.number(file) - 1
+            before = number(file) - 1
         if len(closed) > before and os.path.samestat(os.stat(closed[-1]), os.fstat(self._file)):
             # Killed while a new file was begun: it was never used.
             os.unlink(closed.pop())
@@ -101,7 +271,7 @@ class AuditLog:
             os.ftruncate(self._file, 0)
             os.pwrite(self._file, TITLE, 0)
             return
-        for begin, end, seal, entry in audit_files.entries(self.folder):
+        for begin, end, seal, entry in entries(self.folder):
             if entry.kind is Kind.ANSWER:
                 self._index_answer(begin)
             self._end, self._seal, self._count = end, seal, self._count + 1
@@ -162,12 +332,12 @@ class AuditLog:
                     os.unlink(closed)
             if file >= 0:
                 os.close(file)
-            self._most += audit_files.MOST_SEGMENT
+            self._most += MOST_SEGMENT
             return
         with contextlib.suppress(OSError):
             os.chmod(closed, 0o400)
         os.close(self._file)
-        self._file, self._most = file, audit_files.MOST_SEGMENT
+        self._file, self._most = file, MOST_SEGMENT
         self._bases.append(self._end)
         self._seal, self._end, self._count = seal, self._end + len(TITLE) + len(data), self._count + 1
 
@@ -203,7 +373,7 @@ class AuditLog:
         finally:
             os.close(file)
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[LogEntry]:
         """All entries in order, after checking their seals."""
         return read_log(self.folder)
 
@@ -214,14 +384,14 @@ class AuditLog:
         os.close(self._file)
 
 
-def read_log(folder: str | Path) -> Iterator[Entry]:
+def read_log(folder: str | Path) -> Iterator[LogEntry]:
     """All entries of a log, which may be open in another process, after checking their seals."""
     return (entry for entry, _ in sealed_log(folder))
 
 
-def sealed_log(folder: str | Path) -> Iterator[tuple[Entry, bytes]]:
+def sealed_log(folder: str | Path) -> Iterator[tuple[LogEntry, bytes]]:
     """All entries, each with its seal: the hash of this entry and all before it."""
-    return ((placed.entry, placed.seal) for placed in audit_files.entries(Path(folder)))
+    return ((placed.entry, placed.seal) for placed in entries(Path(folder)))
 
 
 def _note(event: str, **details) -> bytes:

@@ -1,9 +1,10 @@
-"""A site's audit log: printed, and replayed from the records."""
+"""A site's audit log: printed, replayed from the records, and read for the site's own effects, written to files."""
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -12,19 +13,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedpdmc.certificates.keys import Credentials
+from fedpdmc._jax.precision import double_precision
+from fedpdmc.certificates import Credentials
 from fedpdmc.errors import InputError, WireError
 from fedpdmc.federation import messages
 from fedpdmc.federation.audit_seals import compare as compare_seals
 from fedpdmc.federation.site_agent.agent import REFUSED_REQUEST, Agent
-from fedpdmc.federation.site_agent.audit_log import Entry, Kind, read_log, sealed_log
+from fedpdmc.federation.site_agent.audit_log import Kind, LogEntry, read_log, sealed_log
 from fedpdmc.federation.site_agent.request_checks import DECLINED
 from fedpdmc.federation.site_agent.secrets import SEED, SUM_KEY, site_seed
 from fedpdmc.federation.site_agent.start import open_agent
 from fedpdmc.federation.site_agent.versions import differences
+from fedpdmc.members.site import LatentPosterior, latent_names
 from fedpdmc.privacy.budget import default_path
-from fedpdmc.privacy.ledger_identity import create_ledger
-from fedpdmc.privacy.ledger_snapshot import rewound
+from fedpdmc.privacy.ledger import create_ledger, rewound
 from fedpdmc.study import Study
 
 
@@ -134,7 +136,7 @@ def _run_of(store: Path) -> str | None:
     return next((note["run"] for note in notes if note["event"] == "joined"), None)
 
 
-def _compare(agent: Agent, request: Request, entry: Entry, secret: bool, found: Replay) -> Replay:
+def _compare(agent: Agent, request: Request, entry: LogEntry, secret: bool, found: Replay) -> Replay:
     """Check one more answer: recompute it, or count it with the reason why it cannot be recomputed."""
     given: Any = _read(entry.payload, found)
     whole = b"" if isinstance(request, Excerpt) else request
@@ -168,8 +170,8 @@ def _unrepeatable(request: bytes, given: Any, secret: bool) -> str | None:
     """Why an answer cannot be recomputed; None if it can."""
     if isinstance(given, messages.Refusal) and given.code in (
         *DECLINED,
+        "NARROW_PART",
         "NOT_TOLD",
-        "TOO_WIDE",
         "TOO_MANY_DERIVATIVES",
     ):
         return POLICY
@@ -227,7 +229,7 @@ def show(store: str | Path) -> Iterator[str]:
     yield f"{count} entries, seal {last.hex()}"
 
 
-def _describe(entry: Entry) -> str:
+def _describe(entry: LogEntry) -> str:
     if entry.kind is Kind.NOTE:
         note = entry.note
         note.pop("certificate", None)
@@ -247,3 +249,78 @@ def _describe(entry: Entry) -> str:
     if isinstance(message, messages.Plans):
         return f"{words}: process time {message.duration.sum():.6g}"
     return words
+
+
+@double_precision
+def own_effects(
+    study: Study, name: str, source: str | Path, *, store: str | Path, query: str | None = None
+) -> LatentPosterior:
+    """The effects of a site's groups, drawn together with the shared parameters.
+
+    Parameters
+    ----------
+    study : Study
+    name : str
+    source, query
+        The records, as `fedpdmc.study.read_records` takes them.
+    store : path
+        The site's store.
+
+    Raises
+    ------
+    InputError
+        A contract without effects, a store without its seed or without answered plans.
+    """
+    if study.effects is None:
+        raise InputError(
+            "study", "a contract without effects of groups", "Give a contract whose formula has effects of groups."
+        )
+    ended = False
+    with tempfile.TemporaryDirectory(prefix="fedpdmc-effects-") as folder:
+        agent, secret = agent_before_run(study, name, source, Path(store), query, None, Path(folder))
+        agent.log.close()
+    if not secret:
+        raise InputError("store", "no seed of the site", "Give the store that the site ran with.")
+    computation, request, reference = agent.computation, b"", None
+    for entry in read_log(store):
+        if entry.kind is Kind.REQUEST:
+            request = entry.payload
+        elif entry.kind is Kind.ANSWER:
+            asked = messages.decode(request)
+            computation.record(asked, messages.decode(entry.payload))
+            ended = False
+            if isinstance(asked, messages.Open) and computation.latents is not None:
+                reference = computation.reference
+                computation.latents.keep_draws()
+        elif entry.kind is Kind.NOTE and entry.note["event"] == "farewell":
+            ended = True
+    if reference is None or computation.latents is None:
+        raise InputError("store", "a log without an opened run", "Let the site take part in a run first.")
+    if ended:
+        computation.latents.finish()
+    found = computation.latents.posterior(reference, latent_names(computation.site))
+    if not len(found.times):
+        raise InputError("store", "a run without draws yet", "Wait until the burn-in is over.")
+    return found
+
+
+def write_effects(found: LatentPosterior, names: tuple[str, ...], out: str | Path) -> tuple[Path, Path]:
+    """Write the summary as CSV and the draws as NPZ, readable by their owner only; returns both paths.
+
+    The arrays: ``effects`` (chains, n, k) and ``parameters`` (chains, n, d), draws that belong together; ``time`` (n,), the
+    process times at which they were taken; ``effect_names`` and ``parameter_names``.
+    """
+    out = Path(out)
+    if not out.parent.is_dir():
+        raise InputError("out", str(out), "Make the folder first.")
+    table, draws = out.with_suffix(".csv"), out.with_suffix(".npz")
+    for path in (table, draws):
+        path.unlink(missing_ok=True)
+    with open(os.open(table, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        found.summary().to_csv(file)
+    with open(os.open(draws, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        np.savez_compressed(
+            file, time=found.times, effects=found.z, parameters=found.theta, effect_names=np.array(found.names),
+            parameter_names=np.array(names),
+        )  # fmt: skip
+    return table, draws

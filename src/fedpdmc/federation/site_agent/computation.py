@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Float
 
-from fedpdmc._jax.random_streams import chain_keys
-from fedpdmc.bent_coordinates import Bend
-from fedpdmc.clocks import VIOLATED, Clock, LatentClock
+from fedpdmc._jax.compilation import compiled
+from fedpdmc._jax.random_streams import ChainKeys, chain_keys
+from fedpdmc.clocks import VIOLATED, Clock, LatentClock, Walk, begin_walk, follow, walk_on
+from fedpdmc.clocks.base import reveal
 from fedpdmc.errors import LedgerError
 from fedpdmc.federation import messages
-from fedpdmc.federation.derivative_rounding import FINE, Release, release
+from fedpdmc.federation.derivative_rounding import FINE, Release, release, scale_exponents
 from fedpdmc.federation.joint_plans import OwnPlans, Request
 from fedpdmc.federation.masking import OutOfRange
-from fedpdmc.federation.site_agent.derivative_disclosure import DisclosureControl, Place
-from fedpdmc.federation.site_agent.effects_between_plans import LatentMemory
-from fedpdmc.federation.site_agent.information import Information
+from fedpdmc.federation.site_agent.derivative_disclosure import DisclosureControl, ReleasePlace
+from fedpdmc.federation.site_agent.information import ArrivalPredictor, Information
+from fedpdmc.federation.site_agent.model_trial import RangeShares
 from fedpdmc.federation.site_agent.request_checks import (
     DECLINED,
     ROUNDING,
@@ -30,26 +35,89 @@ from fedpdmc.federation.site_agent.request_checks import (
     RequestRefused,
     check,
     refusing_disclosure,
-    refusing_information,
     refusing_privacy_errors,
 )
 from fedpdmc.federation.site_agent.secure_sum import KeyNotProved, SecureSumParty
-from fedpdmc.federation.site_agent.timed_walks import MOST_SECONDS, TooMuchWork, arrivals_along
 from fedpdmc.federation.site_agent.trust_region import TrustRegion
 from fedpdmc.federation.turn_plans import fingerprint, whole
-from fedpdmc.members.noisy_derivatives import noisy_derivatives, release_point, release_status
-from fedpdmc.members.private_site import PrivateSite
+from fedpdmc.members.private_site import (
+    NoiseGroup,
+    PrivateSite,
+    Rounding,
+    noisy_derivatives,
+    release_point,
+    release_status,
+    share_terms,
+    shared_derivatives,
+)
 from fedpdmc.members.run_coordinates import Opening, open_site
-from fedpdmc.members.shared_noise import Group, share_terms, shared_derivatives
-from fedpdmc.members.site import Site, own_part
-from fedpdmc.plan import Plan
+from fedpdmc.members.site import LatentPosterior, Site, own_part
+from fedpdmc.plan import Arrival, Plan
 from fedpdmc.potentials import ControlVariate, Quadratic
-from fedpdmc.privacy.schedule import ONE_SHOT, REFERENCE
+from fedpdmc.privacy.budget_planning import ONE_SHOT, REFERENCE
 from fedpdmc.study import Study
-from fedpdmc.whitening import Reference
+from fedpdmc.whitening import Bend, Reference
+
+# Default time limit for one plan, in seconds. Usual plans take a fraction of a second.
+MOST_SECONDS = 600.0
+# Steps between two checks of the time; fewer if each passes over many records.
+MOST_STEPS, LEAST_STEPS, RECORDS_AT_ONCE = 1 << 14, 1 << 6, 1 << 26
+
+
+class TooMuchWork(Exception):
+    """A plan took longer than the site allows."""
+
+
+@compiled
+def _first_steps(clock, keys, steps, latents, *plan):
+    """The first steps. Passing NumPy arrays is faster than converting them to JAX arrays one by one."""
+    state = begin_walk(clock, Plan(*plan))
+    if latents is not None:
+        state = eqx.tree_at(lambda s: s.settled, state, latents)
+    return _outcome(clock, keys, Plan(*plan), *walk_on(clock, keys, state, Plan(*plan), steps))
+
+
+@compiled
+def _more_steps(clock, keys, steps, state, *plan):
+    """More steps, for the few plans that need them."""
+    return _outcome(clock, keys, Plan(*plan), *walk_on(clock, keys, state, Plan(*plan), steps))
+
+
+def _outcome(clock: Clock, keys: ChainKeys, plan: Plan, state, done: Array):
+    walk = clock.walk(state)
+    arrival = walk.arrival(clock.dynamics)
+    revealed = jax.lax.cond(done, lambda: reveal(clock, keys, plan.number, arrival), lambda: arrival)
+    return revealed, walk, state, done
+
+
+def arrivals_along(
+    clock: Clock,
+    keys: ChainKeys,
+    plan: tuple[np.ndarray, ...],
+    records: int,
+    seconds: float,
+    latents: Array | None = None,
+) -> tuple[Arrival, Walk]:
+    """The site's arrivals along the arrays of a plan; with private latents, from these on.
+
+    Raises
+    ------
+    TooMuchWork
+        The walk was not finished after this many seconds.
+    """
+    steps = np.int64(min(MOST_STEPS, max(LEAST_STEPS, RECORDS_AT_ONCE // max(records, 1))))
+    arrival, walk, state, done = _first_steps(clock, keys, steps, latents, *plan)
+    begun = time.monotonic()
+    while not done:
+        if time.monotonic() - begun > seconds:
+            raise TooMuchWork
+        arrival, walk, state, done = _more_steps(clock, keys, jnp.asarray(steps), state, *plan)
+    return arrival, walk
+
 
 logger = logging.getLogger("fedpdmc.site")
-SAME_PLACE = 9  # decimal digits of a point that its dither depends on
+DECISION = 1.0  # bits of whether a request is refused, if that depends on the records
+SAME_PLACE = 9  # decimal digits of a point, in standard deviations, that its dither depends on
 
 
 class Computation:
@@ -73,6 +141,8 @@ class Computation:
         The account of what the answers carry, without a budget.
     own : OwnPlans, optional
         Makes the plans, if sites can; None: the coordinator's are answered.
+    shares : RangeShares, optional
+        Finds narrow parts of declared ranges that carry the answers of a model file.
     """
 
     def __init__(
@@ -86,8 +156,9 @@ class Computation:
         most_seconds: float = MOST_SECONDS,
         information: Information | None = None,
         own: OwnPlans | None = None,
+        shares: RangeShares | None = None,
     ):
-        self.own = own
+        self.own, self._shares = own, shares
         self.study, self.site, self.party, self.most_seconds = study, site, party, most_seconds
         self._run_seed, self._control, self._region = run_seed, control, region
         self.information = Information(site.records) if information is None else information
@@ -102,12 +173,12 @@ class Computation:
         self.reference: Reference | None = None
         self.progress = Progress(party is not None, study.dynamics().unit_speed)
         # Where derivatives were released, in the site's own parameters.
-        self._points: list[Place] = []
+        self._points: list[ReleasePlace] = []
         # What was released there, without a budget; all answers, at the places of the requests; and where disclosure control
         # has declined.
-        self._released: list[tuple[Place, Release]] = []
-        self._answers: list[tuple[Place, messages.SiteAnswer]] = []
-        self._declined: list[Place] = []
+        self._released: list[tuple[ReleasePlace, Release]] = []
+        self._answers: list[tuple[ReleasePlace, messages.SiteAnswer]] = []
+        self._declined: list[ReleasePlace] = []
         self.passes, self._rounds = 0, 0
         self._handlers: dict[type, Callable[..., messages.SiteAnswer]] = {
             messages.Derive: self._derive,
@@ -130,7 +201,13 @@ class Computation:
 
     def compute(self, message: messages.SiteRequest, asked: bytes) -> messages.SiteAnswer:
         """The answer to a checked request, whose hash is ``asked``; or raises `RequestRefused`."""
-        answer = self._handlers[type(message)](self._whole(message), asked)
+        try:
+            answer = self._handlers[type(message)](self._whole(message), asked)
+        except Exception as error:
+            # The coordinator is told, and may ask for something a little different. A failed disk ends the site.
+            if self.site.budget is None and not isinstance(error, OSError):
+                self.information.add_refusal(self.study.chains if getattr(error, "chain", 0) else 1)
+            raise
         if self.own is not None and isinstance(message, Request) and isinstance(answer, messages.Arrivals):
             return self.own.sign(message, answer)
         return answer
@@ -173,6 +250,7 @@ class Computation:
             if self._region is not None:
                 self._region.opened(message, self._bend(message))
             self._clock, self.reference = self._opened_clock(message), self._reference(message)
+            self.information.predictor = self._predictor(message)
             progress.shape = (message.chains, message.segments, self._clock.dim)
             self._keys = self.site.keys(self._run_seed, message.chains, self.study.dynamics().draws)
             if isinstance(self._clock, LatentClock):
@@ -203,8 +281,8 @@ class Computation:
             progress.observed_time += float(given.observed_times(horizon).sum())
 
     def record_refusal(self, code: str, message: messages.Message | None) -> None:
-        """Count a point that disclosure control has declined, once however often it is requested."""
-        if code not in DECLINED:
+        """Count a point that disclosure control has declined, once however often it is requested; and a refused opening."""
+        if code not in DECLINED and not isinstance(message, messages.Open):
             return
         if isinstance(message, messages.Derive):
             place = self._place(message)
@@ -242,39 +320,38 @@ class Computation:
 
     def _check_covariates(self, message: messages.Derive) -> None:
         """Disclosure control of a Hessian without noise under a budget, where it is evaluated."""
-        budget = self.site.budget
-        if budget is None or self._control is None:
+        if (budget := self.site.budget) is None or self._control is None:
             return
         places = (self._own(message), *self._points)
         own, *released = (place._replace(x=release_point(place.x, budget.bounds)) for place in places)
         with refusing_disclosure():
-            self._control.check(Place(message.x, message.about), own, released)
+            self._control.check(ReleasePlace(message.x, message.about), own, released)
 
     def _derive(self, message: messages.Derive, asked: bytes) -> messages.SiteAnswer:
         if (stored := self._stored_release(message)) is not None:
             return dataclasses.replace(stored, sequence=message.sequence, request=asked)
         self._check_covariates(message)
+        if self._shares is not None:
+            with refusing_disclosure():
+                self._shares.check_release(self._place(message))
         if self.site.budget is not None and self.party is not None:
             return self._derive_shared(self.party, message, asked)
         if self.site.budget is not None:
             # The value is not released: it is not needed, and would cost more noise.
             with refusing_privacy_errors():
                 schedule = ONE_SHOT if self.study.one_shot else REFERENCE
-                told = noisy_derivatives(self.site, message.x, len(self._points), schedule, message.about)
+                place = message.x, len(self._points), schedule, message.about
+                told = noisy_derivatives(self.site, *place, self._rounding)
                 numbers = release_status(self.site).numbers()
-            noise, hessian = np.asarray([told.gradient_sd, told.hessian_sd, *numbers]), told.hessian
-            if self.study.label:
-                hessian = release(message.x, told.gradient, hessian, None, self._dither(message), FINE).hessian
-            return messages.Derivatives(message.run, message.sequence, asked, 0.0, told.gradient, hessian, noise)
-        if self._control is not None:
-            with refusing_disclosure():
+            noise = np.asarray([told.gradient_sd, told.hessian_sd, *numbers])
+            return messages.Derivatives(message.run, message.sequence, asked, 0.0, told.gradient, told.hessian, noise)
+        with refusing_disclosure():
+            if self._control is not None:
+                self.information.add_release(DECISION)
                 self._control.check(self._place(message), self._own(message), self._points)
-        told = self._release(message)
-        with refusing_information():
+            told, spread = self._release(message), self._own(message).spread
             self.information.add_release(told.bits)
-        spread = self._own(message).spread
-        if self._region is not None and spread is not None:
-            with refusing_disclosure():
+            if self._region is not None and spread is not None:
                 self._region.check_spread(spread, told.hessian, self._bend(message))
         if self.party is None:
             return messages.Derivatives(message.run, message.sequence, asked, 0.0, told.gradient, told.hessian)
@@ -294,23 +371,31 @@ class Computation:
         place, before = self._own(message), self._released[-1] if self._released else None
         if before is not None and before[0].bend_bytes != place.bend_bytes:
             before = None
-        made = release(place.x, gradient, hessian, None if before is None else before[1], self._dither(message))
+        last, averaged = None if before is None else before[1], place.spread is not None
+        made = release(place.x, gradient, hessian, last, self._dither(place, hessian), averaged=averaged)
         self._made_release = message, made
         return made
 
-    def _dither(self, message: messages.Derive) -> bytes:
-        """The secret from which the dither of a release follows: the same for places that differ by rounding alone."""
+    @property
+    def _rounding(self) -> Rounding | None:
+        """Puts the Hessians of covariates that a budget does not protect on the grid."""
+        return _coarse if self.study.label else None
+
+    def _dither(self, place: ReleasePlace, hessian: np.ndarray) -> bytes:
+        """The secret of a release's dither: the same for places that differ by rounding alone, whatever the units."""
         key = f"grid/{self.site.seed}/{self._run_seed}/{self.site.name}".encode()
-        place = (np.round(part, SAME_PLACE) + 0.0 for part in (message.x, message.spread, message.bend))
-        return b"/".join([key, *(part.tobytes() for part in place)])
+        size = np.ldexp(1.0, scale_exponents(hessian))
+        parts = place.x, np.zeros((len(size), 0)) if place.spread is None else place.spread
+        near = (np.round(part.T * size, SAME_PLACE) + 0.0 for part in parts)
+        return b"/".join([key, *(part.tobytes() for part in near), place.bend_bytes])
 
     def _derive_shared(self, party: SecureSumParty, message: messages.Derive, asked: bytes) -> messages.Masked:
         """The site's part of the sum, with its share of the noise, masked and charged."""
-        group = Group(message.run.hex(), len(self.study.sites))
+        group = NoiseGroup(message.run.hex(), len(self.study.sites))
         with refusing_privacy_errors():
             terms = share_terms(self.site, message.x, len(self._points), group.parties)
             seal = partial(party.seal, asked=asked, terms=terms)
-            words = np.frombuffer(shared_derivatives(self.site, message.x, group, terms, seal), "<u8")
+            words = np.frombuffer(shared_derivatives(self.site, message.x, group, terms, seal, self._rounding), "<u8")
             numbers = release_status(self.site).numbers()
         noise = np.asarray([terms.gradient, terms.hessian, *numbers])
         return messages.Masked(message.run, message.sequence, asked, words, noise)
@@ -320,12 +405,12 @@ class Computation:
         place = self._place(message)
         return next((given for other, given in reversed(self._answers) if other.same(place)), None)
 
-    def _place(self, message: messages.Derive) -> Place:
-        return Place(message.x, message.about, self._bend(message))
+    def _place(self, message: messages.Derive) -> ReleasePlace:
+        return ReleasePlace(message.x, message.about, self._bend(message))
 
-    def _own(self, message: messages.Derive) -> Place:
+    def _own(self, message: messages.Derive) -> ReleasePlace:
         x, spread = own_part(message.x, message.about, self.site.coordinates)
-        return Place(np.array(x), None if spread is None else np.array(spread), self._bend(message))
+        return ReleasePlace(np.array(x), None if spread is None else np.array(spread), self._bend(message))
 
     def _bend(self, message: messages.Derive | messages.Open) -> Bend | None:
         """The bend of a request, whose numbers were checked."""
@@ -341,9 +426,9 @@ class Computation:
 
     def _open(self, message: messages.Open, asked: bytes) -> messages.Opened:
         if self.site.budget is None:
-            self._check_opening(message)
-            with refusing_information():
-                self.information.check_run(self._opened_clock(message), self.study)
+            with refusing_disclosure():
+                self._check_opening(message)
+                self.information.check_run(self._opened_clock(message), self.study, self._predictor(message))
             if self.own is not None:
                 return self.own.announce(message, asked)
             return messages.Opened(message.run, message.sequence, asked)
@@ -354,8 +439,7 @@ class Computation:
     def _check_opening(self, message: messages.Open) -> None:
         if self._region is None or self.study.reference == "none":
             return
-        with refusing_disclosure():
-            self._region.check_opening(message, *(self._released[-1] if self._released else (None, None)))
+        self._region.check_opening(message, *(self._released[-1] if self._released else (None, None)))
 
     def _private_site(self, message: messages.Open) -> PrivateSite:
         """The site under its budget, charged to this run; built once."""
@@ -378,6 +462,28 @@ class Computation:
         private = 0 if self.site.budget is None else len(self.study.sites)
         return Opening(reference, self.study.dynamics(), control, private_sites=private)
 
+    def _predictor(self, message: messages.Open) -> ArrivalPredictor:
+        """What is expected of arrivals before the first: the released gradient, less that of the control variate."""
+        clock = self._opened_clock(message)
+        nothing = ArrivalPredictor(clock.dim)
+        if not self._released or isinstance(clock, LatentClock):
+            return nothing
+        place, told = self._released[-1]
+        if place.bend_bytes != ReleasePlace(place.x, None, self._bend(message)).bend_bytes:
+            return nothing
+        own = slice(None) if self.site.coordinates is None else self.site.coordinates
+        center, scale, control = message.center[own], message.scale[own], self._opening(message).control
+        if clock.dim < scale.shape[1]:
+            # With a diagonal reference and flips the site is sent its own coordinates only.
+            scale = scale[:, own]
+        hessian, linear = told.hessian, told.gradient - told.hessian @ told.x
+        if control is not None:
+            hessian, linear = hessian - control.quadratic.precision, linear - control.quadratic.linear
+        back = np.linalg.pinv(scale)
+        spread = np.zeros_like(told.hessian) if place.spread is None else place.spread
+        slope = scale.T @ np.asarray(hessian @ center + linear), scale.T @ np.asarray(hessian) @ scale
+        return ArrivalPredictor(clock.dim, slope, (back @ (place.x - center), back @ spread @ spread.T @ back.T))
+
     def _at_point(self, message: messages.Open) -> tuple[np.ndarray, np.ndarray]:
         """The derivatives that were released at the point of an opening; the last ones if it is another point."""
         told = self._released[-1][1]
@@ -392,13 +498,14 @@ class Computation:
         clock, keys, chain = self._clock, self._keys, message.chain
         plan = self._arrays(message)
         if self.private is not None:
-            return self._private_plans(self.private, message, _as_plan(plan), asked)
+            return self._private_plans(self.private, message, plan, asked)
         assert clock is not None and keys is not None
-        if self._region is not None:
-            with refusing_disclosure():
-                self._region.check_plans(message)
-        horizon = message.duration.sum(-1)
-        with refusing_information():
+        horizon, region = message.duration.sum(-1), self._region
+        with refusing_disclosure():
+            if region is not None:
+                region.check_plans(message)
+            if self._shares is not None and region is not None and region.reference is not None:
+                self._shares.check_plans(message, *region.reference[:2], clock.dynamics.flow.rotating)
             self.information.check_plans(horizon)
         latents = None if self.latents is None else self.latents.before(message, plan)
         try:
@@ -414,7 +521,11 @@ class Computation:
         if self.progress.observed_time + np.minimum(time, horizon).sum() > self.study.observed_time * (1 + ROUNDING):
             raise RequestRefused("OBSERVED_TIME_SPENT")
         passes = self.passes + int(np.asarray(walk.passes).sum()) if self.study.passes else 0
-        self.information.add_arrivals(clock, plan, np.asarray(arrival.time), np.asarray(arrival.rang), latents)
+        if self.study.passes:
+            self.information.add_passes(passes - self.passes)
+        every = np.asarray(arrival.time), np.asarray(arrival.rang), np.asarray(arrival.mark)
+        with refusing_disclosure():
+            self.information.add_arrivals(clock, plan, *every, latents)
         return messages.Arrivals.of_chains(message.run, message.sequence, asked, time, rang, mark, passes=passes)
 
     def _arrays(self, message: messages.Plans) -> tuple[np.ndarray, ...]:
@@ -424,21 +535,22 @@ class Computation:
         return _all_chains(message, chains, segments)
 
     def _private_plans(
-        self, private: PrivateSite, message: messages.Plans, plan: Plan, asked: bytes
+        self, private: PrivateSite, message: messages.Plans, plan: Arrays, asked: bytes
     ) -> messages.Arrivals:
         """Arrivals that were charged to the ledger, and what the budget still covers."""
         with refusing_privacy_errors():
-            arrival = private.answer(plan, message.sequence)
+            number, start, duration, velocity = map(jnp.asarray, plan)
+            arrival = private.answer(Plan(number, start, duration, velocity), message.sequence)
         found = (np.asarray(x) for x in (arrival.time, arrival.rang, arrival.mark))
         time, rang, mark = (x[message.chain] for x in found)
-        status, none = private.status, np.zeros((0, plan.start.shape[1]))
+        status, none = private.status, np.zeros((0, plan[1].shape[1]))
         account = (status.remaining, status.observed, status.spent)
         return messages.Arrivals(message.run, message.sequence, asked, time, rang, mark, none, *account)
 
 
-def _as_plan(arrays: tuple[np.ndarray, ...]) -> Plan:
-    number, start, duration, velocity = (jnp.asarray(x) for x in arrays)
-    return Plan(number, start, duration, velocity)
+def _coarse(hessian: np.ndarray, secret: bytes) -> np.ndarray:
+    nothing = np.zeros(len(hessian))
+    return release(nothing, nothing, hessian, None, secret + b"grid", FINE).hessian
 
 
 def _all_chains(message: messages.Plans, chains: int, segments: int) -> tuple[np.ndarray, ...]:
@@ -449,3 +561,150 @@ def _all_chains(message: messages.Plans, chains: int, segments: int) -> tuple[np
     number[message.chain], start[message.chain] = message.number, message.start
     duration[message.chain, :longest], velocity[message.chain, :longest] = message.duration, message.velocity
     return number, start, duration, velocity
+
+
+# A site's private latents between plans: their state when the last plan of each chain was cut, and draws of them.
+#
+# The site answers a plan with its first arrival and keeps the plan. The next plan of the chain says at which process time it
+# begins, and hence when the last one was cut: the latents return to their state at that time (`clocks.private_latents`).
+# Everything follows from the site's seed, its records and the plans in its log, so that a restarted site has the same bits.
+
+# Process times differ from sums of durations by rounding; positions by that of the coordinator's own arithmetic.
+TIME_ROUNDING = 1e-8
+# Process time between two draws of a site's latents.
+SPACING = 1.0
+
+Arrays = tuple[np.ndarray, ...]
+
+
+class _Last(NamedTuple):
+    """The last plan of every chain: its arrays, when it began, how far the site walked, and whether it had an arrival."""
+
+    plan: Arrays
+    time: np.ndarray
+    walked: np.ndarray
+    rang: np.ndarray
+    known: np.ndarray
+
+
+class LatentMemory:
+    """The latents of all chains, and the plans along which they moved last.
+
+    Parameters
+    ----------
+    clock : LatentClock
+    keys : ChainKeys
+        The site's own.
+    shape : (int, int, int)
+        Chains, segments and coordinates of plans.
+    """
+
+    def __init__(self, clock: LatentClock, keys: ChainKeys, shape: tuple[int, int, int]):
+        chains, segments, dim = shape
+        self._clock, self._keys = clock, keys
+        self.settled: Float[Array, "C k"] = jnp.full((chains, clock.potential.latents), jnp.nan)
+        empty = np.zeros(chains, np.int64), np.zeros((chains, dim)), np.zeros((chains, segments))
+        plan = (*empty, np.zeros((chains, segments, dim)))
+        zeros, no = np.zeros(chains), np.zeros(chains, bool)
+        self._last = _Last(plan, zeros, zeros, no, no)
+        self.draws: list[tuple[np.ndarray, ...]] | None = None
+
+    def before(self, message: messages.Plans, plan: Arrays) -> Float[Array, "C k"]:
+        """The latents at the start of new plans, ``plan`` being their arrays of all chains.
+
+        Raises
+        ------
+        RequestRefused
+            The plans do not continue the last ones: time goes back, or beyond the site's own arrival, or the path jumps.
+        """
+        last, chain = self._last, message.chain
+        if len(message.time) != len(chain):
+            raise RequestRefused("NOT_CONTINUED")
+        going = last.known[chain]
+        elapsed = np.zeros(len(last.time))
+        elapsed[chain[going]] = message.time[going] - last.time[chain[going]]
+        slack = TIME_ROUNDING * (1 + np.abs(last.time) + last.walked)
+        wrong = (elapsed < -slack) | (elapsed > last.walked + slack)
+        elapsed = np.clip(elapsed, 0.0, last.walked)
+        which = np.zeros(len(elapsed), bool)
+        which[chain[going]] = True
+        settled, a = _carried(self._clock, self._keys, self.settled, elapsed, which, plan[0], *last.plan)
+        off = np.max(np.abs(np.asarray(a)[chain] - message.start), axis=1, initial=0.0)
+        size = 1 + np.max(np.abs(message.start), axis=1, initial=0.0)
+        wrong[chain] |= going & ~(off <= 1e3 * slack[chain] * size)
+        if wrong[which].any():
+            raise RequestRefused("NOT_CONTINUED", int(np.flatnonzero(wrong & which)[0]) + 1)
+        return settled
+
+    def answered(self, message: messages.Plans, plan: Arrays, given: messages.Arrivals) -> None:
+        """Store answered plans."""
+        settled = self.before(message, plan)
+        if self.draws is not None:
+            self._draw(message.chain, message.time)
+        self.settled, last, chain = settled, self._last, message.chain
+        parts = tuple(np.array(part) for part in last.plan)
+        for part, new in zip(parts, plan, strict=True):
+            part[chain] = new[chain]
+        time, walked, rang, known = (np.array(x) for x in last[1:])
+        time[chain], rang[chain], known[chain] = message.time, given.rang.astype(bool), True
+        walked[chain] = given.observed_times(message.duration.sum(-1))
+        self._last = _Last(parts, time, walked, rang, known)
+
+    def keep_draws(self) -> None:
+        """Keep draws of the latents from here on."""
+        self.draws = []
+
+    def finish(self) -> None:
+        """The run has ended: every chain is at the end of its last plan."""
+        last = self._last
+        if self.draws is not None and last.known.all() and not last.rang.any():
+            self._draw(np.arange(len(last.time)), last.time + last.walked)
+
+    def _draw(self, chain: np.ndarray, time: np.ndarray) -> None:
+        """Latents at multiples of `SPACING` from where the last plans of these chains began to where they were cut."""
+        assert self.draws is not None
+        last = self._last
+        first = np.maximum(np.ceil(last.time / SPACING), 0.0)
+        until = np.full(len(last.time), -np.inf)
+        until[chain] = np.where(last.known[chain], time, -np.inf)
+        while (due := (at := first * SPACING) < until).any():
+            since = np.clip(np.where(due, at - last.time, 0.0), 0.0, last.walked)
+            a, z = _latents(self._clock, self._keys, self.settled, since, due, *last.plan)
+            self.draws.append((np.flatnonzero(due), first[due].astype(int), np.asarray(a)[due], np.asarray(z)[due]))
+            first = np.where(due, first + 1, first)
+
+    def posterior(self, reference: Reference, names: tuple[str, ...]) -> LatentPosterior:
+        """The draws at all times that every chain has reached."""
+        chains, dim = self._last.plan[1].shape
+        drawn = self.draws or []
+        counts = np.zeros(chains, int)
+        for rows, number, _, _ in drawn:
+            counts[rows] = np.maximum(counts[rows], number + 1)
+        n = int(counts.min())
+        a, z = np.zeros((chains, n, dim)), np.zeros((chains, n, self.settled.shape[1]))
+        for rows, number, place, latents in drawn:
+            held = number < n
+            a[rows[held], number[held]], z[rows[held], number[held]] = place[held], latents[held]
+        theta = np.asarray(reference.to_x(jnp.asarray(a)))
+        return LatentPosterior(SPACING * np.arange(n), theta, z[..., : len(names)], names)
+
+
+def _settled(clock: LatentClock, keys: ChainKeys, settled, elapsed, which, plan: Plan):
+    """Latents and positions at times of plans."""
+    path = follow(clock.dynamics, plan)
+    state = eqx.tree_at(lambda s: s.settled, clock.idle(plan.start.shape[0]), settled)
+    return clock.settle(state, path, elapsed, which, keys).settled, clock.position(path, elapsed)
+
+
+@compiled
+def _carried(clock: LatentClock, keys: ChainKeys, settled, elapsed, which: Bool[Array, " C"], number, *plan):
+    """Latents at the start of new plans, newly drawn on chains that have none yet, and the positions there."""
+    found, a = _settled(clock, keys, settled, jnp.asarray(elapsed), jnp.asarray(which), Plan(*plan))
+    return jnp.where(jnp.isnan(found[:, :1]), clock.first(jnp.asarray(number), keys), found), a
+
+
+@compiled
+def _latents(clock: LatentClock, keys: ChainKeys, settled, elapsed, which: Bool[Array, " C"], *plan):
+    """Positions and latents at times of plans, in the site's own units."""
+    found, a = _settled(clock, keys, settled, jnp.asarray(elapsed), jnp.asarray(which), Plan(*plan))
+    return a, clock.potential.to_z(a, found)

@@ -10,7 +10,9 @@ the contributions ``w_i ≥ 0`` are limited:
   that of the squares; the share of the absolute terms is then at most ``1/(1 + √((1 − λ)/λ))``.
 
 Both apply to the requested release and to its differences from all earlier releases. The share also applies to every
-linear combination of releases at several points.
+linear combination of releases at several points. What rounding hides counts like contributions of many other records: along
+one direction ``½ 2⁻ᵏ √C/d`` of a gradient and ``½ 2⁻ᵏ C/d`` of a Hessian, where C is the sum of all curvatures in these
+units; in all directions together ``2√d`` and ``2d`` times as much.
 """
 
 from __future__ import annotations
@@ -21,17 +23,20 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from fedpdmc.bent_coordinates import Bend
 from fedpdmc.errors import InputError
-from fedpdmc.federation.derivative_rounding import FINE
+from fedpdmc.federation.derivative_rounding import grid
 from fedpdmc.potentials import LinearPredictor, LinearUnknownScale, Potential, Quadratic
 from fedpdmc.study.contract import Study
 from fedpdmc.study.policy import Policy
-from fedpdmc.study.record_shares import effective_number, largest_leverage, share_of_leverage
+from fedpdmc.study.record_shares import (
+    effective_number,
+    largest_combined_share,
+    largest_leverage,
+    share_of_leverage,
+)
+from fedpdmc.whitening import Bend
 
-# Differences and combinations of releases that cancel all but this share of the contributions are not checked: releases are
-# on a grid, and three bits are left of them.
-RESOLVED = 8 * 2.0**-FINE
+NO_NOISE = np.zeros(2)
 
 
 class DisclosureRefused(Exception):
@@ -42,7 +47,7 @@ class DisclosureRefused(Exception):
         super().__init__(words)
 
 
-class Place(NamedTuple):
+class ReleasePlace(NamedTuple):
     """Where derivatives are released.
 
     Attributes
@@ -64,7 +69,7 @@ class Place(NamedTuple):
         """The numbers of the bend, empty if there is none."""
         return b"" if self.bend is None else np.asarray(self.bend.numbers).tobytes()
 
-    def same(self, other: Place) -> bool:
+    def same(self, other: ReleasePlace) -> bool:
         """Whether two places are equal in every number."""
         bends = [None if place.bend is None else np.asarray(place.bend.numbers) for place in (self, other)]
         pairs = ((self.x, other.x), (self.spread, other.spread), bends)
@@ -115,6 +120,7 @@ class DisclosureControl:
         self._response, design = study.design.response(records), study.design.matrix(records)
         own = study.coordinates(site)
         self._design = design if own is None else design[:, [k for k in own if k < design.shape[1]]]
+        self._weights = study.record_weights(records)
         self._precision = study.options.get("scale", 1.0) ** -2.0
         size = np.sqrt(np.mean(self._design**2, axis=0))
         self._units = np.where(size > 0, size, 1.0)
@@ -126,16 +132,16 @@ class DisclosureControl:
         self._mean, self._scale = (np.asarray(study.prior_mean), None) if place is None else place
         self._guess = study.guess
 
-    def check(self, place: Place, own: Place, released: list[Place]) -> None:
+    def check(self, place: ReleasePlace, own: ReleasePlace, released: list[ReleasePlace]) -> None:
         """Raise `DisclosureRefused` for a point at which too few records contribute.
 
         Parameters
         ----------
-        place : Place
+        place : ReleasePlace
             In all parameters of the study.
-        own : Place
+        own : ReleasePlace
             The same in the site's own parameters.
-        released : list of Place
+        released : list of ReleasePlace
             Where derivatives were released before, in the site's own parameters.
         """
         self._check_distance(place)
@@ -146,18 +152,18 @@ class DisclosureControl:
         if self._gaussian:
             # Derivatives reveal the second moments of the records only, and one point reveals all of them.
             return
-        before = [self._terms(place.x, place.spread) for place in released]
-        for k, past in enumerate(before):
+        every = [*(self._terms(place.x, place.spread) for place in released), now]
+        noise = np.array([rounding(terms.curvature * self._norm**2, self._design.shape[1]) for terms in every])
+        for k, past in enumerate(every[:-1]):
             change = Terms(*(a - b for a, b in zip(now, past, strict=True)))
-            self._check_release(f"the difference to point {k + 1}, ", _without_rounding(change, now))
-        if before:
-            for what, power in (("slope", 1), ("curvature", 2)):
-                told = np.stack([getattr(terms, what) for terms in [*before, now]], 1)
-                self._check_share(
-                    f"combinations of {what}s of {len(before) + 1} points", _span(told, self._norm**power)
-                )
+            self._check_release(f"the difference to point {k + 1}, ", change, noise[k] + noise[-1])
+        if released:
+            for power, what in enumerate(("slope", "curvature")):
+                told = np.stack([getattr(terms, what) for terms in every], 1) * self._norm[:, None] ** (power + 1)
+                share = largest_combined_share(told, noise[:, power], self._policy.largest_share)
+                self._refuse_share(f"combinations of {what}s of {len(every)} points", share)
 
-    def _check_distance(self, place: Place) -> None:
+    def _check_distance(self, place: ReleasePlace) -> None:
         """Check the point, or one standard deviation about it."""
         if self._scale is None:
             return
@@ -180,10 +186,12 @@ class DisclosureControl:
         width = None if spread is None else np.sqrt(np.sum((self._design @ spread[:size]) ** 2, 1))
         if isinstance(potential, LinearPredictor):
             z = jnp.asarray(self._design @ x[:size]) + potential.offset
-            loss, y = potential.loss, potential.response
+            loss = potential.loss
             if width is not None:
-                return Terms(*(np.asarray(part) for part in loss.averaged(z, jnp.asarray(width), y)))
-            return Terms(*(np.asarray(f(z, y)) for f in (loss.value, loss.first, loss.second)))
+                found = potential.each(lambda z, y: loss.averaged(z, jnp.asarray(width), y), z)
+            else:
+                found = [potential.each(f, z) for f in (loss.value, loss.first, loss.second)]
+            return Terms(*map(np.asarray, found))
         unknown = isinstance(potential, LinearUnknownScale)
         with np.errstate(over="ignore", invalid="ignore"):
             log_scale = x[-1] if unknown else 0.0
@@ -193,33 +201,32 @@ class DisclosureControl:
             weight = np.exp(-2 * log_scale) if unknown else self._precision
             rest = self._design @ x[:size] - self._response
             square = rest**2 if width is None else rest**2 + width**2
-            return Terms(0.5 * weight * square, weight * rest, np.full(len(rest), weight))
+            return Terms(*(self._weights * part for part in (0.5 * weight * square, weight * rest, weight)))
 
-    def _check_release(self, which: str, terms: Terms) -> None:
-        """Check one release, or one difference of two."""
+    def _check_release(self, which: str, terms: Terms, noise: np.ndarray = NO_NOISE) -> None:
+        """Check one release, or one difference of two with its rounding."""
         slope, curvature = np.abs(terms.slope), np.abs(terms.curvature)
-        self._check_number(f"{which}gradient", slope * self._norm)
-        self._check_number(f"{which}Hessian", curvature * self._norm**2)
-        rows = self._design / self._units
-        self._check_share(f"{which}gradient", rows * slope[:, None])
-        self._check_share(f"{which}Hessian", rows * np.sqrt(curvature)[:, None], squares=True)
+        rows, all_directions = self._design / self._units, 2 * self._design.shape[1] ** np.array([0.5, 1.0]) * noise
+        self._check_number(f"{which}gradient", slope * self._norm, all_directions[0])
+        self._check_number(f"{which}Hessian", curvature * self._norm**2, all_directions[1])
+        share = share_of_leverage(largest_leverage(rows * slope[:, None], noise[0]))
+        self._refuse_share(f"{which}gradient", share)
+        share = largest_leverage(rows * np.sqrt(curvature)[:, None], np.sqrt(noise[1]))
+        self._refuse_share(f"{which}Hessian", share)
 
-    def _check_number(self, what: str, weight: np.ndarray) -> None:
+    def _check_number(self, what: str, weight: np.ndarray, noise: float = 0.0) -> None:
         """Check the effective number of records. A release that is zero reveals nothing."""
         found, least = float(effective_number(weight)), self._policy.least_records
+        if noise:
+            found *= (1 + noise / max(float(weight.sum()), 1e-300)) ** 2
         if not found >= least:
             raise DisclosureRefused(
                 "FEW_RECORDS",
                 f"{what}: {found:.3g} effective records contribute; the policy has least_records = {least}",
             )
 
-    def _check_share(self, what: str, rows: np.ndarray, squares: bool = False) -> None:
-        """Check the largest share of one record in any direction of the rows' span."""
-        self._check_leverage(what, largest_leverage(rows), squares)
-
-    def _check_leverage(self, what: str, found: float, squares: bool = False) -> None:
-        """Check the largest leverage of one record: its share of a sum of squares, or of a sum."""
-        most, share = self._policy.largest_share, found if squares else share_of_leverage(found)
+    def _refuse_share(self, what: str, share: float) -> None:
+        most = self._policy.largest_share
         if not share <= most:
             raise DisclosureRefused(
                 "FEW_RECORDS",
@@ -227,18 +234,7 @@ class DisclosureControl:
             )
 
 
-def _without_rounding(change: Terms, now: Terms) -> Terms:
-    """The differences, with those below the grid of releases replaced by zero."""
-    pairs = zip(change, now, strict=True)
-    return Terms(*(d if np.abs(d).sum() > RESOLVED * np.abs(w).sum() else np.zeros_like(d) for d, w in pairs))
-
-
-def _span(told: np.ndarray, norm: np.ndarray) -> np.ndarray:
-    """An orthonormal basis of the weights of records in linear combinations of releases at several points."""
-    rows = told * norm[:, None]
-    size = np.sqrt(np.sum(rows**2, axis=0))
-    rows = rows[:, size > 0] / size[size > 0]
-    if not rows.size:
-        return np.zeros((len(told), 0))
-    left, values, _ = np.linalg.svd(rows, full_matrices=False)
-    return left[:, values > RESOLVED * values[0]]
+def rounding(curvature: np.ndarray, dim: int) -> np.ndarray:
+    """The size of the rounding of a release along one direction, of gradient and Hessian, from all curvatures."""
+    total = float(np.abs(curvature).sum())
+    return 0.5 * grid(dim) / dim * np.array([np.sqrt(total), total])

@@ -1,6 +1,6 @@
 """Disclosure control of exact derivatives if the model is a program of one record.
 
-A release is a sum over records of values, gradients ``g_i`` and Hessians ``H_i``, which are computed record by record. The
+A release is a sum over records of gradients ``g_i`` and Hessians ``H_i``, which are computed record by record. The
 measures are those of `fedpdmc.federation.site_agent.derivative_disclosure`. Hessians need not be positive: ``|H_i|``, with
 the absolute eigenvalues, takes the place of ``ℓ''_i ξ_i ξ_iᵀ``. The share of one record in any direction, and in any
 combination of releases, is the largest eigenvalue of ``B^{−½} T_iᵀ T_i B^{−½}`` with ``B = Σ_j T_jᵀ T_j``.
@@ -22,17 +22,18 @@ import pandas as pd
 
 from fedpdmc.errors import InputError
 from fedpdmc.federation.site_agent.derivative_disclosure import (
-    RESOLVED,
+    NO_NOISE,
     DisclosureControl,
     DisclosureRefused,
-    Place,
+    ReleasePlace,
+    rounding,
 )
 from fedpdmc.models.model_file.records import RecordModel
 from fedpdmc.potentials import Potential, RandomEffects
-from fedpdmc.potentials.gaussian_average import public_points
+from fedpdmc.potentials.base import public_points
 from fedpdmc.study.contract import Study
 from fedpdmc.study.policy import Policy
-from fedpdmc.study.record_shares import ROUNDING
+from fedpdmc.study.record_shares import leverages, share_of_leverage
 
 
 def disclosure_control(
@@ -63,9 +64,8 @@ class GroupedRecords(NamedTuple):
 
 
 class Contributions(NamedTuple):
-    """What each record adds to a release: values (n,), gradients (n, d) and Hessians (n, d, d)."""
+    """What each record adds to a release: gradients (n, d) and Hessians (n, d, d)."""
 
-    value: np.ndarray
     gradient: np.ndarray
     hessian: np.ndarray
 
@@ -85,7 +85,7 @@ class ModelDisclosure(DisclosureControl):
         self._model = model
         self._take(study, policy)
 
-    def check(self, place: Place, own: Place, released: list[Place]) -> None:
+    def check(self, place: ReleasePlace, own: ReleasePlace, released: list[ReleasePlace]) -> None:
         """Raise `DisclosureRefused` for a point at which too few records contribute."""
         self._check_distance(place)
         now = self._of(own)
@@ -94,15 +94,16 @@ class ModelDisclosure(DisclosureControl):
         units = _units(now)
         now = _in_units(now, units)
         self._check_one("", now)
-        before = [_in_units(self._of(past), units) for past in released]
-        for k, past in enumerate(before):
-            change = Contributions(*(_new(a, b) for a, b in zip(now, past, strict=True)))
-            self._check_one(f"the difference to point {k + 1}, ", change)
-        if before:
-            for part in Contributions._fields:
-                told = np.stack([getattr(one, part).reshape(len(now.value), -1) for one in [*before, now]], -1)
-                found = block_leverage(told, RESOLVED**2)
-                self._check_leverage(f"combinations of {part}s of {len(before) + 1} points", found)
+        every = [*(_in_units(self._of(past), units) for past in released), now]
+        noise = np.array([self._rounding(one) for one in every])
+        for k, past in enumerate(every[:-1]):
+            change = Contributions(*(a - b for a, b in zip(now, past, strict=True)))
+            self._check_one(f"the difference to point {k + 1}, ", change, noise[k] + noise[-1])
+        if released:
+            for order, part in enumerate(Contributions._fields):
+                told = np.stack([getattr(one, part).reshape(len(one.gradient), -1) for one in every], -1)
+                found = float(np.max(leverages(told, noise[:, order])))
+                self._refuse_share(f"combinations of {part}s of {len(every)} points", share_of_leverage(found))
 
     def check_start(self) -> None:
         """Refuse a model to which few records contribute at the prior's mean, for studies that release no derivatives.
@@ -113,7 +114,7 @@ class ModelDisclosure(DisclosureControl):
         """
         dim = self._model.dim
         assert dim is not None
-        told = self._of(Place(np.broadcast_to(self._mean, (dim,))))
+        told = self._of(ReleasePlace(np.broadcast_to(self._mean, (dim,))))
         try:
             self._check_one("at the prior's mean, ", _in_units(told, _units(told)))
         except DisclosureRefused as refused:
@@ -123,7 +124,7 @@ class ModelDisclosure(DisclosureControl):
                 "Read the model (fedpdmc model show). If it is right, lower least_records or raise largest_share.",
             ) from refused
 
-    def _of(self, place: Place) -> Contributions:
+    def _of(self, place: ReleasePlace) -> Contributions:
         about, data = None if place.spread is None else jnp.asarray(place.spread), self._model.data
         if place.bend is not None:
             data = dataclasses.replace(data, bend=place.bend.numbers)
@@ -131,26 +132,30 @@ class ModelDisclosure(DisclosureControl):
         told = Contributions(*map(np.asarray, found))
         return told if place.bend is None else _in_units(told, place.bend.slopes(place.x))
 
-    def _check_one(self, which: str, told: Contributions) -> None:
-        """Check one release, or one difference of two."""
-        self._check_number(f"{which}value", np.abs(told.value))
-        self._check_number(f"{which}gradient", np.sqrt(np.sum(told.gradient**2, -1)))
-        self._check_number(f"{which}Hessian", np.sqrt(np.sum(told.hessian**2, (-2, -1))))
-        self._check_leverage(f"{which}gradient", block_leverage(told.gradient[:, None], ROUNDING))
+    def _rounding(self, told: Contributions) -> np.ndarray:
+        return rounding(np.diagonal(told.hessian, axis1=1, axis2=2), told.gradient.shape[1])
+
+    def _check_one(self, which: str, told: Contributions, noise: np.ndarray = NO_NOISE) -> None:
+        """Check one release, or one difference of two with its rounding."""
+        all_directions = 2 * told.gradient.shape[1] ** np.array([0.5, 1.0]) * noise
+        self._check_number(f"{which}gradient", np.sqrt(np.sum(told.gradient**2, -1)), all_directions[0])
+        self._check_number(f"{which}Hessian", np.sqrt(np.sum(told.hessian**2, (-2, -1))), all_directions[1])
+        share = share_of_leverage(float(np.max(leverages(told.gradient[:, None], noise[0]))))
+        self._refuse_share(f"{which}gradient", share)
         values, vectors = np.linalg.eigh(told.hessian)
         roots = np.sqrt(np.abs(values))[:, :, None] * np.swapaxes(vectors, -1, -2)
-        self._check_leverage(f"{which}Hessian", block_leverage(roots, ROUNDING), squares=True)
+        self._refuse_share(f"{which}Hessian", float(np.max(leverages(roots, np.sqrt(noise[1])))))
 
 
 @eqx.filter_jit
 def _contributions(function: Any, x, spread, data):
-    """Values, gradients and Hessians of all records, or means as `Potential.averaged` has them; of a `RecordSum`."""
+    """Gradients and Hessians of all records, or means as `Potential.averaged` has them; of a `RecordSum`."""
 
     def terms(x):
         return function.terms(x, data)
 
     def told(x):
-        return terms(x), jax.jacfwd(terms)(x), jax.jacfwd(jax.jacfwd(terms))(x)
+        return jax.jacfwd(terms)(x), jax.jacfwd(jax.jacfwd(terms))(x)
 
     if spread is None:
         return told(x)
@@ -169,24 +174,4 @@ def _units(told: Contributions) -> np.ndarray:
 
 
 def _in_units(told: Contributions, units: np.ndarray) -> Contributions:
-    return Contributions(told.value, told.gradient / units, told.hessian / np.outer(units, units))
-
-
-def _new(now: np.ndarray, past: np.ndarray) -> np.ndarray:
-    """The difference, zero where it is a rounding error."""
-    change = now - past
-    return change if np.abs(change).sum() > RESOLVED * np.abs(now).sum() else np.zeros_like(change)
-
-
-def block_leverage(rows: np.ndarray, least: float) -> float:
-    """``max_i λ_max(B^{−½} T_iᵀ T_i B^{−½})`` for blocks (n, r, k), without directions below ``least`` of the largest."""
-    size = np.sqrt(np.sum(rows**2, axis=(0, 1)))
-    rows = rows[:, :, size > 0] / size[size > 0]
-    if not rows.size:
-        return 0.0
-    flat = rows.reshape(-1, rows.shape[-1])
-    values, vectors = np.linalg.eigh(flat.T @ flat)
-    kept = values > least * values[-1]
-    whitened = rows @ (vectors[:, kept] / np.sqrt(values[kept]))
-    largest = np.linalg.norm(whitened, ord=2, axis=(1, 2))
-    return min(float(np.max(largest) ** 2), 1.0)
+    return Contributions(told.gradient / units, told.hessian / np.outer(units, units))

@@ -11,22 +11,25 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fedpdmc.bent_coordinates import moderate
 from fedpdmc.errors import BudgetSpent, InputError, LedgerError, NotFinite, PrivacyError, Refused
 from fedpdmc.federation import messages
 from fedpdmc.federation.codecs import MOST_BYTES
 from fedpdmc.federation.site_agent.derivative_disclosure import DisclosureRefused
 from fedpdmc.federation.site_agent.information import InformationSpent
 from fedpdmc.study.contract import Study
-from fedpdmc.whitening import VB
+from fedpdmc.whitening import VB, moderate
 
 logger = logging.getLogger("fedpdmc.site")
 MOST_SEGMENTS = 4096
 # Relative rounding error of the observed time.
 ROUNDING = 1e-9
 SPEED = 1e-12
+CODES = {BudgetSpent: "BUDGET_SPENT", InputError: "NOT_COVERED", LedgerError: "LEDGER", PrivacyError: "PLAN_REFUSED"}
 # Refusals of disclosure control. They reveal something too, so they count as points that were released.
 DECLINED = ("FEW_RECORDS", "TOO_FAR", "TOO_WIDE")
+# Openings that may be refused, each of which counts as a point: by many of them the width of a site's own posterior could be
+# measured.
+SPARE = 4
 # The largest coordinate and speed of a plan.
 FARTHEST = 1e12
 
@@ -57,40 +60,22 @@ def refusing_privacy_errors() -> Iterator[None]:
     """Turn errors of the ledger and the privacy guarantee into refusals. The details go to the site's own log."""
     try:
         yield
-    except BudgetSpent as error:
-        logger.error("%s", error)
-        raise RequestRefused("BUDGET_SPENT") from error
-    except Refused as error:
-        logger.error("%s", error)
-        raise RequestRefused(error.code) from error
     except NotFinite as error:
         raise RequestRefused("NOT_FINITE", error.chain + 1) from error
-    except InputError as error:
+    except (InputError, PrivacyError, Refused) as error:
         logger.error("%s", error)
-        raise RequestRefused("NOT_COVERED") from error
-    except PrivacyError as error:
-        logger.error("%s", error)
-        raise RequestRefused("LEDGER" if isinstance(error, LedgerError) else "PLAN_REFUSED") from error
+        usual = next((code for kind, code in CODES.items() if isinstance(error, kind)), "")
+        raise RequestRefused(getattr(error, "code", usual)) from error
 
 
 @contextlib.contextmanager
 def refusing_disclosure() -> Iterator[None]:
-    """Turn errors of disclosure control into refusals. The details go to the site's own log."""
+    """Turn errors of disclosure control, and the end of the account, into refusals. Details go to the site's own log."""
     try:
         yield
-    except DisclosureRefused as error:
+    except (DisclosureRefused, InformationSpent) as error:
         logger.error("not answered: %s", error)
         raise RequestRefused(error.code) from error
-
-
-@contextlib.contextmanager
-def refusing_information() -> Iterator[None]:
-    """Turn the end of the information account into a refusal. The figures go to the site's own log."""
-    try:
-        yield
-    except InformationSpent as error:
-        logger.error("not answered: %s", error)
-        raise RequestRefused("INFORMATION_SPENT") from error
 
 
 @dataclass
@@ -156,9 +141,6 @@ def _derive(study: Study, message: messages.Derive, so_far: Progress, again: boo
         raise RequestRefused("TOO_MANY_DERIVATIVES")
     if so_far.summed and not so_far.agreed:
         raise RequestRefused("NOT_AGREED")
-    # A private answer is computed from derivatives at points.
-    if study.one_shot and message.about is not None:
-        raise RequestRefused("NOT_IN_CONTRACT")
 
 
 def _open(study: Study, message: messages.Open, so_far: Progress) -> None:
@@ -167,6 +149,8 @@ def _open(study: Study, message: messages.Open, so_far: Progress) -> None:
     dim, order = len(study.names), {"none": 0, "linear": 1, "quadratic": 2}[study.control]
     if so_far.shape is not None:
         raise RequestRefused("ALREADY_OPEN")
+    if so_far.points >= study.most_derivatives + SPARE:
+        raise RequestRefused("TOO_MANY_DERIVATIVES")
     if message.center.shape != (dim,) or message.chains != study.chains:
         raise RequestRefused("WRONG_SHAPE")
     if len(message.turns) and not study.dynamics().turns:
@@ -185,7 +169,7 @@ def _open(study: Study, message: messages.Open, so_far: Progress) -> None:
     # The condition number of a dense matrix, or the ratio of entries of a diagonal one.
     size = np.abs(message.scale)
     narrow = message.scale.ndim == 1 and not size.min() > 1e-14 * size.max()
-    if narrow or message.scale.ndim == 2 and not _condition(message.scale) <= 1e14:
+    if narrow or message.scale.ndim == 2 and not np.linalg.cond(message.scale) <= 1e14:
         raise RequestRefused("SINGULAR_REFERENCE")
 
 
@@ -201,21 +185,12 @@ def _bend(study: Study, numbers: np.ndarray) -> None:
         raise RequestRefused("UNUSUAL_BEND")
 
 
-def _condition(matrix: np.ndarray) -> float:
-    """The condition number; NaN if it cannot be computed."""
-    try:
-        with np.errstate(all="ignore"):
-            return float(np.linalg.cond(matrix))
-    except np.linalg.LinAlgError:
-        return np.nan
-
-
 def _plans(study: Study, message: messages.Plans, so_far: Progress) -> None:
     if so_far.shape is None:
         raise RequestRefused("NOT_OPEN")
     chains, segments, dim = so_far.shape
     chain, (rows, longest, own) = message.chain, message.velocity.shape
-    if not rows or chain[-1] >= chains or longest > segments or own != dim:
+    if not rows or chain[-1] >= chains or not 0 < longest <= segments or own != dim:
         raise RequestRefused("WRONG_SHAPE")
     # A plan number is used once: two plans with the same random numbers would reveal more than two arrivals.
     if (message.number < so_far.next[chain]).any() or (message.number >= 2**31).any():

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from pathlib import Path
 
 from fedpdmc.errors import InputError
 from fedpdmc.federation.masking import new_secret
 from fedpdmc.members.site import SEED_BITS
+from fedpdmc.results import manifest
 
 SEED, SUM_KEY = "seed", "sum.key"
 # Bytes of an X25519 key.
@@ -54,10 +54,4 @@ def refuse_links(folder: str | Path) -> Path:
 def _write(path: Path, content: bytes) -> None:
     """Write a file completely or not at all: an incomplete secret would be a different secret."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    draft = path.with_suffix(".new")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(draft, path)
+    manifest.replace(path, content, 0o600)

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 import jax.numpy as jnp
 import numpy as np
 
-from fedpdmc.certificates.keys import Credentials, fingerprint, sign, signer
+from fedpdmc.certificates import Credentials, fingerprint, sign, signer
 from fedpdmc.errors import InputError, WireError
 from fedpdmc.federation import masking, messages
 from fedpdmc.potentials import ControlVariate, Quadratic
-from fedpdmc.privacy.noise_shares import ShareTerms
+from fedpdmc.privacy.gaussian_mechanism import ShareTerms
 from fedpdmc.study.contract import Study
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,24 +11,23 @@ from pathlib import Path
 import pandas as pd
 
 from fedpdmc._jax.precision import double_precision
-from fedpdmc.certificates.keys import Credentials
+from fedpdmc.certificates import Credentials
 from fedpdmc.errors import InputError
 from fedpdmc.federation.joint_plans import OwnPlans
 from fedpdmc.federation.site_agent.agent import Agent
 from fedpdmc.federation.site_agent.audit_log import AuditLog
-from fedpdmc.federation.site_agent.computation import Computation
-from fedpdmc.federation.site_agent.information import Information
-from fedpdmc.federation.site_agent.model_trial import try_model_file
+from fedpdmc.federation.site_agent.computation import MOST_SECONDS, Computation
+from fedpdmc.federation.site_agent.information import NO_LIMITS, Information, bit_limits
+from fedpdmc.federation.site_agent.model_trial import RangeShares, try_model_file
 from fedpdmc.federation.site_agent.record_contributions import disclosure_control
 from fedpdmc.federation.site_agent.secrets import refuse_links, site_seed, sum_secret
 from fedpdmc.federation.site_agent.secure_sum import SecureSumParty
-from fedpdmc.federation.site_agent.timed_walks import MOST_SECONDS
 from fedpdmc.federation.site_agent.trust_region import TrustRegion
 from fedpdmc.members.site import Site
 from fedpdmc.privacy.budget import default_path
-from fedpdmc.privacy.data_sets import PERSON, DataSets, Use
+from fedpdmc.privacy.data_sets import PERSON, DataSets, Use, marked_records
 from fedpdmc.study import Policy, Study
-from fedpdmc.study.consistency import EXACT
+from fedpdmc.study.contract import EXACT
 from fedpdmc.study.read_data import check_cells, identifying_texts, site_records
 
 logger = logging.getLogger("fedpdmc.site")
@@ -94,9 +92,11 @@ def open_agent(
     own = seed if budget is not None else None if run_seed is not None else site_seed(store, seed)
     potential, coordinates = study.potential(records, name), study.coordinates(name)
     site = Site(potential, name=name, coordinates=coordinates, seed=own, budget=budget)
-    control = region = None
+    control = region = shares = None
     if policy is not None and study.epsilon is None:
         region = TrustRegion(study, name, policy)
+        if study.model_file is not None and study.effects is None:
+            shares = RangeShares(study, name)
     if policy is not None and study.derivatives in EXACT:
         control = disclosure_control(study, name, records, potential, policy)
     elif policy is not None and study.label and study.noisy:
@@ -109,7 +109,7 @@ def open_agent(
     if study.sites_plan:
         secret = f"run/{run_seed}" if own is None else f"own/{own}"
         own_plans = OwnPlans(study, name, secret, credentials, pinned, policy is not None)
-    elif policy is not None and study.epsilon is None:
+    elif policy is not None and study.coordinator_chooses:
         logger.warning("the coordinator chooses the plans of this contract: only the trust region limits them")
     if study.summed:
         party = SecureSumParty(study, name, sum_secret(store), credentials, pinned)
@@ -122,7 +122,10 @@ def open_agent(
             logger.warning("the site's randomness comes from a seed, for tests only: nothing is private")
             log.note("seeded for tests: NOT private")
         seconds = MOST_SECONDS if policy is None else policy.most_seconds
-        computation = Computation(study, site, run_seed or 0, party, control, region, seconds, information, own_plans)
+        checks = {"control": control, "region": region, "shares": shares, "own": own_plans}
+        computation = Computation(
+            study, site, run_seed or 0, party, most_seconds=seconds, information=information, **checks
+        )
         return Agent(computation, log, credentials, use)
     except BaseException:
         log.close()
@@ -140,7 +143,8 @@ def admit(
     texts = {column: identifying_texts(values) for column, values in records.attrs["raw"].items()}
     # Outcomes are what the relation "label" protects: they must not decide whether the site takes part.
     hidden = {study.design.response_name} if study.label else set()
-    columns = {column: texts[column] for column in sorted(study.used - hidden)}
+    marks = marked_records(study.record_weights(records), study.offset(records) if study.formula else None)
+    columns = {column: list(map(str.__add__, texts[column], marks)) for column in sorted(study.used - hidden)}
     if policy.record_id:
         columns[PERSON] = [json.dumps(person) for person in zip(*map(texts.get, policy.record_id), strict=True)]
         if any("" in texts[column] for column in policy.record_id):
@@ -148,8 +152,10 @@ def admit(
     register = DataSets(Path(default_path() if ledger is None else ledger).parent)
     exact = study.epsilon is None or study.label
     use = Use(study.name, study.digest.hex(), name, policy.dataset or "", exact)
-    known = register.hash_records(columns), use, policy.least_difference
+    known = register.hash_records(columns), use, policy.least_difference or 0
     register.use(*known, register=False)
-    limits = (policy.most_bits, policy.most_bits_in_all) if use.exact else (math.inf, math.inf)
+    limits = (
+        bit_limits(policy, len(records), [len(set(texts[column])) for column in study.used]) if use.exact else NO_LIMITS
+    )
     keep = partial(register.charge, use, known[0].digest)
     return partial(register.use, *known), Information(len(records), limits, register.bits(use), keep)

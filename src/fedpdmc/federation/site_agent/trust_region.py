@@ -10,7 +10,7 @@ deviations. The same holds for the Gaussians over which derivatives are averaged
 would allow a wide reference. In such coordinates ``Σ ℓ''_i (ξ_i·S a)² ≤ |a|²/κ``: with n records predictors move by about
 ``2 |a|/√n``, and along W by up to three times that, so that no record stands out.
 
-Where log spreads are bent (`fedpdmc.bent_coordinates`), all of this is in coordinates before the bend, which must be that
+Where log spreads are bent (`fedpdmc.whitening`), all of this is in coordinates before the bend, which must be that
 of the last release. A bend leaves the other parameters as they are. It may take a log spread far within few standard
 deviations: upwards that is limited like the distance of plans. Downwards it is not: as a spread tends to zero the effects
 vanish, and arrivals tend to those of a model without effects, whose other parameters are limited as before.
@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedpdmc.bent_coordinates import Bend
 from fedpdmc.federation import messages
 from fedpdmc.federation.derivative_rounding import Release
-from fedpdmc.federation.site_agent.derivative_disclosure import DisclosureRefused, Place
+from fedpdmc.federation.site_agent.derivative_disclosure import DisclosureRefused, ReleasePlace
+from fedpdmc.whitening import Bend
 
 if TYPE_CHECKING:
     from fedpdmc.study.contract import Study
@@ -62,7 +62,7 @@ class TrustRegion:
     def __init__(self, study: Study, site: str, policy: Policy):
         self._study, self._farthest = study, BEYOND * policy.farthest
         self._coordinates = study.coordinates(site)
-        self._reference: tuple[np.ndarray, np.ndarray, Bend | None] | None = None
+        self.reference: tuple[np.ndarray, np.ndarray, Bend | None] | None = None
 
     @property
     def _convex(self) -> bool:
@@ -78,7 +78,7 @@ class TrustRegion:
                 "TOO_WIDE", f"a spread {np.sqrt(max(widest, 0)):.3g} times as wide as this site's records allow"
             )
 
-    def check_opening(self, message: messages.Open, place: Place | None, told: Release | None) -> None:
+    def check_opening(self, message: messages.Open, place: ReleasePlace | None, told: Release | None) -> None:
         """Raise `DisclosureRefused` unless the reference belongs to the last release, at this place."""
         if place is None or told is None or (message.order and not np.array_equal(message.point, place.x)):
             raise DisclosureRefused("NOT_TOLD", "a control variate at a point other than the last release")
@@ -114,12 +114,12 @@ class TrustRegion:
 
     def opened(self, message: messages.Open, bend: Bend | None) -> None:
         """Store the reference of the run."""
-        self._reference = message.center, message.scale, bend
+        self.reference = message.center, message.scale, bend
 
     def check_plans(self, message: messages.Plans) -> None:
         """Raise `DisclosureRefused` for plans that begin too far out."""
-        assert self._reference is not None
-        center, scale, bend = self._reference
+        assert self.reference is not None
+        center, scale, bend = self.reference
         start, dim = message.start, len(center)
         if self._study.reference != "none":
             square = np.sum(start**2, -1)

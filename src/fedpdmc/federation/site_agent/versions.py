@@ -10,7 +10,7 @@ from importlib import metadata
 from fedpdmc.errors import InputError, WireError
 from fedpdmc.federation import messages
 from fedpdmc.federation.message_format import MEANING, OtherVersion, version_of
-from fedpdmc.federation.site_agent.audit_log import Entry, Kind
+from fedpdmc.federation.site_agent.audit_log import Kind, LogEntry
 
 EVENT = "software"
 PACKAGES = ("fedpdmc", "jax", "jaxlib", "numpy")
@@ -24,14 +24,14 @@ def present() -> dict[str, str]:
     return versions | {"python": platform.python_version()} | machine
 
 
-def written(entry: Entry) -> dict[str, str] | None:
+def written(entry: LogEntry) -> dict[str, str] | None:
     """The software that an entry of a log records, if it is such an entry."""
     if entry.kind is not Kind.NOTE or entry.note["event"] != EVENT:
         return None
     return {key: str(value) for key, value in entry.note.items() if key != "event"}
 
 
-def differences(entries: Iterable[Entry]) -> list[str]:
+def differences(entries: Iterable[LogEntry]) -> list[str]:
     """Differences between the software that wrote a log and the current one."""
     here, found = present(), [one for entry in entries if (one := written(entry)) is not None]
     words = [

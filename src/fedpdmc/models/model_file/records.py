@@ -13,10 +13,11 @@ import numpy as np
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import InputError
 from fedpdmc.models.model_file.evaluation import evaluate
-from fedpdmc.models.model_file.source import Column, Source
+from fedpdmc.models.model_file.program import FileColumn, Source
 from fedpdmc.models.user_function import UserModel
 from fedpdmc.potentials import Potential, Program
 from fedpdmc.potentials.padding import bucket
+from fedpdmc.validation import record_weights
 
 if TYPE_CHECKING:
     from fedpdmc.models.model_file.model import Model
@@ -77,13 +78,13 @@ class Layout:
 
 @dataclasses.dataclass(frozen=True)
 class RecordSum:
-    """``Σ_i w_i f(x, row_i)``: weights are one for records, and zero for copies of one that fill up the arrays."""
+    """``Σ_i w_i f(x, row_i)``: weights are those of records, and zero for copies of one that fill up the arrays."""
 
     model: Model
     width: int
 
     def terms(self, x, data):
-        """``f(x, row_i)`` of all records."""
+        """``w_i f(x, row_i)`` of all records."""
         source = self.model.source
         coefficients, parameters = Layout(source, self.width).split(x)
         rows = {name: value for name, value in data.items() if name not in (DESIGN, WEIGHTS, CONSTANTS)}
@@ -93,22 +94,22 @@ class RecordSum:
         def one(row):
             return evaluate(source.likelihood, {**parameters, **data[CONSTANTS], **row})[""]
 
-        return jax.vmap(one)(rows)
+        return jax.vmap(one)(rows) * data[WEIGHTS]
 
     def __call__(self, x, data):
         """Minus the log likelihood of all records."""
-        return jnp.sum(self.terms(x, data) * data[WEIGHTS])
+        return jnp.sum(self.terms(x, data))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Variables:
+class FileVariables:
     """The variables of a model file: the coefficients, and what its program makes of the parameters."""
 
     source: Source
     width: int
     own: tuple[str, ...]
 
-    def named(self, names: tuple[str, ...]) -> Variables:
+    def named(self, names: tuple[str, ...]) -> FileVariables:
         """The same variables with other names of the coordinates."""
         return dataclasses.replace(self, own=names)
 
@@ -154,14 +155,15 @@ class RecordModel(UserModel):
             return value if key == CONSTANTS else jnp.asarray(np.asarray(value)[rows])
 
         data = {key: longer(key, value) for key, value in self.data.items()}
-        data[WEIGHTS] = jnp.asarray((np.arange(size) < n).astype(float))
+        data[WEIGHTS] = data[WEIGHTS] * jnp.asarray((np.arange(size) < n).astype(float))
         return Program(self.function, data, dim, records=size)
 
 
 @double_precision
 def record_model(
-    model: Model, columns: Mapping[str, Any], X: Any, constants: Mapping[str, Any], terms: Sequence[str] | None
-) -> RecordModel:
+    model: Model, columns: Mapping[str, Any], X: Any, constants: Mapping[str, Any], terms: Sequence[str] | None,
+    weights: Any = None,
+) -> RecordModel:  # fmt: skip
     """See `Model.of`."""
     source = model.source
     wanted = {column.name: column for column in source.columns}
@@ -169,7 +171,7 @@ def record_model(
     _same_names("constants", constants, [one.name for one in source.constants])
     data: dict[str, Any] = {name: check_column(column, columns[name]) for name, column in wanted.items()}
     if source.group is not None:
-        mask = Column(source.group.mask, source.inputs[source.group.mask], "binary")
+        mask = FileColumn(source.group.mask, source.inputs[source.group.mask], "binary")
         data[source.group.mask] = check_column(mask, columns[source.group.mask])
     lengths = {name: len(value) for name, value in data.items()}
     width = 0
@@ -187,8 +189,8 @@ def record_model(
     names = layout.names(terms)
     arrays: dict[str, Any] = {name: jnp.asarray(value) for name, value in data.items()}
     arrays[CONSTANTS] = {one.name: _constant(one, constants[one.name]) for one in source.constants}
-    arrays[WEIGHTS] = jnp.ones(count)
-    return RecordModel(RecordSum(model, width), arrays, layout.dim, names, Variables(source, width, names))
+    arrays[WEIGHTS] = jnp.ones(count) if weights is None else jnp.asarray(record_weights("weights", weights, count))
+    return RecordModel(RecordSum(model, width), arrays, layout.dim, names, FileVariables(source, width, names))
 
 
 def _same_names(argument: str, given: Mapping[str, Any], wanted: Sequence[str]) -> None:
@@ -229,7 +231,7 @@ CHECKS = {
 }
 
 
-def check_column(column: Column, value: Any) -> np.ndarray:
+def check_column(column: FileColumn, value: Any) -> np.ndarray:
     """The values of a column, or an error that names the first bad one."""
     where = f"column {column.name!r}"
     try:

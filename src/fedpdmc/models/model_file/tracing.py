@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -10,14 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend import core
-from jax.interpreters import partial_eval
 
-from fedpdmc._jax.by_numpy import INNER
-from fedpdmc.enclosures.control_flow import scan_lengths
-from fedpdmc.enclosures.origins import line_of, name_of_call
+from fedpdmc._jax.by_numpy import scan_lengths
+from fedpdmc._jax.programs import INNER, called, evaluate, prune
+from fedpdmc.enclosures.continuity import is_vouched
+from fedpdmc.enclosures.known_functions import line_of, name_of_call
 from fedpdmc.errors import InputError
-from fedpdmc.models.model_file.operations import BINARY, OPERATIONS, RENAMED, UNARY, WHOLE_CALLS, NotAllowed
-from fedpdmc.models.model_file.program import Equation, Literal, Name, Operand, Program, Type
+from fedpdmc.models.model_file.evaluation import BINARY, OPERATIONS, RENAMED, UNARY, WHOLE_CALLS, NotAllowed
+from fedpdmc.models.model_file.program import Equation, FileProgram, Literal, Name, Operand, Type
 
 # The longest loop that is written out.
 LONGEST_LOOP = 64
@@ -28,7 +28,7 @@ WRITTEN_OUT = ("relu", "silu", "logsumexp", "logcumsumexp")
 CALL = "Model(function)"
 
 
-def trace(function: Callable[..., Any], inputs: Mapping[str, Type], groups: Mapping[str, list[str]]) -> Program:
+def trace(function: Callable[..., Any], inputs: Mapping[str, Type], groups: Mapping[str, list[str]]) -> FileProgram:
     """The program of ``function(*mappings)``, where each mapping holds some of the inputs by name.
 
     Parameters
@@ -63,14 +63,8 @@ def trace(function: Callable[..., Any], inputs: Mapping[str, Type], groups: Mapp
             f"a function that raises {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
             "Give a JAX function f(x, row) of the declared parameters and columns of one record.",
         ) from error
-    closed = _pruned(jax.make_jaxpr(lambda *values: _written_out(closed.jaxpr, closed.consts, values))(*samples))
+    closed = prune(jax.make_jaxpr(lambda *values: _written_out(closed.jaxpr, closed.consts, values))(*samples))
     return _Translation(closed, names).program(labels)
-
-
-def _pruned(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
-    """The program without equations that nothing depends on; inputs stay."""
-    jaxpr, *_ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
-    return core.ClosedJaxpr(jaxpr, closed.consts)
 
 
 # Written out ----------------------------------------------------------------------------------------------------------
@@ -78,15 +72,7 @@ def _pruned(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
 
 def _written_out(jaxpr, consts, args) -> list[Any]:
     """Evaluate a program with the functions that it calls put in their places, and loops of fixed length unrolled."""
-    known: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
-    known.update(zip(jaxpr.invars, args, strict=True))
-
-    def read(atom):
-        return atom.val if isinstance(atom, core.Literal) else known[atom]
-
-    for equation in jaxpr.eqns:
-        known.update(zip(equation.outvars, _one(equation, [read(atom) for atom in equation.invars]), strict=True))
-    return [read(atom) for atom in jaxpr.outvars]
+    return evaluate(jaxpr, consts, args, _one)
 
 
 def _one(equation, values) -> list[Any]:
@@ -190,14 +176,14 @@ FACTORED = {"cholesky": _cholesky, "triangular_solve": _triangular_solve}
 def _call(equation, values) -> list[Any]:
     """A function within the program: kept as a whole, or written out."""
     name = equation.primitive.name
-    called = name_of_call(equation)
-    if called in WHOLE_CALLS:
-        return [{**UNARY, **BINARY}[called](*values)]
-    if name.startswith("custom") and called not in WRITTEN_OUT:
-        raise _refused(equation, called or "a function", "it has a derivative of its own")
-    inner = equation.params[INNER[name]]
-    jaxpr, consts = (inner.jaxpr, inner.consts) if hasattr(inner, "consts") else (inner, ())
-    return _written_out(jaxpr, consts, values)
+    function = name_of_call(equation)
+    if is_vouched(equation):
+        raise _refused(equation, "continuous", "a model file takes no assertion: its continuity is shown")
+    if function in WHOLE_CALLS:
+        return [{**UNARY, **BINARY}[function](*values)]
+    if name.startswith("custom") and function not in WRITTEN_OUT:
+        raise _refused(equation, function or "a function", "it has a derivative of its own")
+    return _written_out(*called(equation), values)
 
 
 def _loop(equation, values) -> list[Any]:
@@ -240,12 +226,12 @@ class _Translation:
         for variable, value in zip(self.jaxpr.constvars, closed.consts, strict=True):
             self.known[variable] = self._constant(value)
 
-    def program(self, labels: list[str]) -> Program:
+    def program(self, labels: list[str]) -> FileProgram:
         """Translate the whole program."""
         for equation in self.jaxpr.eqns:
             self._equation(equation)
         results = tuple(zip(labels, (self._operand(atom) for atom in self.jaxpr.outvars), strict=True))
-        return Program(tuple(self.equations), results)
+        return FileProgram(tuple(self.equations), results)
 
     def _add(self, equation: Equation) -> Name:
         text = repr(equation)
@@ -304,3 +290,81 @@ def _kind(dtype: Any, where: str) -> str:
     raise InputError(
         where or CALL, f"values of type {dtype}", "A model file holds 64-bit numbers: leave out conversions to others."
     )
+
+
+# From NumPyro ----------------------------------------------------------------------------------------------------------
+
+
+NUMPYRO = "Model.from_numpyro(model)"
+# Relative difference of a value of two records and of the sum of both: rounding.
+ROUNDING = 1e-9
+
+
+def parts_of(model: Callable, columns: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `Model` for a NumPyro model, as `Model.from_numpyro` takes it."""
+    from fedpdmc.models import from_numpyro
+
+    kinds: dict[str, Any] = {}
+    for name, given in columns.items():
+        kinds |= dict(given) if isinstance(given, Mapping) else {name: given}
+
+    def arrays(*rows: Mapping[str, Any]) -> dict[str, Any]:
+        """The model's arguments for some records."""
+        found = {}
+        for name, given in columns.items():
+            members = list(given) if isinstance(given, Mapping) else None
+            entries = [row[name] if members is None else jnp.stack([row[m] for m in members]) for row in rows]
+            found[name] = jnp.stack(entries)
+        return found
+
+    rows = [_usual(kinds, value) for value in (0.3, 0.6)]
+    one, two = from_numpyro(model, arrays(rows[0])), from_numpyro(model, arrays(*rows))
+    if one.names != two.names:
+        raise InputError(
+            NUMPYRO,
+            "latent variables for each record",
+            "Put them outside the plate, or sum them out of the likelihood.",
+        )
+    function: Any = one.function
+    latents = function.latents
+    labels = {latent.name: latent.name if latent.real else f"{latent.name}_unconstrained" for latent in latents}
+
+    def flat(x: Mapping[str, Any]) -> Any:
+        return jnp.concatenate([jnp.ravel(x[labels[latent.name]]) for latent in latents])
+
+    def likelihood(x: Mapping[str, Any], *records: Mapping[str, Any]) -> Any:
+        return function(flat(x), tuple(jax.tree.leaves(arrays(*records))))
+
+    _check_sum(likelihood, {labels[latent.name]: latent.shape for latent in latents}, rows)
+    prior = from_numpyro(model, arrays(rows[0]), part="prior")
+    assert one.constrain is not None
+    constrain = one.constrain
+    return {
+        "function": likelihood,
+        "parameters": {labels[latent.name]: latent.shape for latent in latents},
+        "columns": kinds,
+        "variables": lambda x: dict(constrain(flat(x))),
+        "prior": lambda x: prior.function(flat(x), prior.data),
+    }
+
+
+def _usual(kinds: Mapping[str, Any], value: float) -> dict[str, Any]:
+    """A record within its domains."""
+    whole = ("binary", "count")
+    return {
+        name: np.asarray(0 if isinstance(kind, int) else float(value > 0.5) if kind in whole else value)
+        for name, kind in kinds.items()
+    }
+
+
+def _check_sum(likelihood: Callable, shapes: Mapping[str, tuple[int, ...]], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse a likelihood of two records that is not the sum of those of each."""
+    for at in (0.1, -0.4):
+        x = {name: jnp.full(shape, at) for name, shape in shapes.items()}
+        whole, parts = float(likelihood(x, *rows)), [float(likelihood(x, row)) for row in rows]
+        if not abs(whole - sum(parts)) <= ROUNDING * (1 + abs(whole)):
+            raise InputError(
+                NUMPYRO,
+                "a likelihood of two records that is not the sum of both",
+                "Give a model of independent records.",
+            )

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedpdmc.clocks import Clock
+from fedpdmc.clocks import VIOLATED, Clock, Path, Walk
 from fedpdmc.console.progress import Tick
+from fedpdmc.enclosures import not_finite_along
+from fedpdmc.errors import BoundViolation, NotFinite
 from fedpdmc.plan import Arrival, Plan
-from fedpdmc.privacy.account_status import AccountStatus
+from fedpdmc.potentials import Program
+from fedpdmc.privacy.accountant import AccountStatus
 from fedpdmc.results.skeleton import Block
 from fedpdmc.sampling.coordinator import Coordinator, State
 from fedpdmc.sampling.run_state_arrays import Position
+
+Log = Callable[[Plan, Arrival], None]
 
 
 class Federation(abc.ABC):
@@ -23,6 +30,12 @@ class Federation(abc.ABC):
 
     Attributes
     ----------
+    names : tuple of str
+        The sites, in the order of the arrivals.
+    columns : list of arrays or None
+        The coordinates that each site is sent; None for all.
+    clocks, choices : mapping
+        Of the sites in this process: the clock of each, and why it has that, as far as they are known here.
     bytes : array or None
         Messages and bytes between the coordinator and each site so far, if counted.
     needs_time : bool
@@ -31,19 +44,13 @@ class Federation(abc.ABC):
         The end of the block under way.
     """
 
+    names: tuple[str, ...]
+    columns: list[np.ndarray | None]
+    clocks: Mapping[str, Clock] = MappingProxyType({})
+    choices: Mapping[str, dict[str, Any]] = MappingProxyType({})
     bytes: np.ndarray | None = None
     needs_time: bool = False
     until: float = 0.0
-
-    @property
-    @abc.abstractmethod
-    def names(self) -> tuple[str, ...]:
-        """The sites' names, in the order of the arrivals."""
-
-    @property
-    @abc.abstractmethod
-    def columns(self) -> list[np.ndarray | None]:
-        """The coordinates that each site is sent; None for all."""
 
     @abc.abstractmethod
     def ask(self, plans: Sequence[Plan | None]) -> list[Arrival | None]:
@@ -59,7 +66,7 @@ class Federation(abc.ABC):
 
     @property
     def accounts(self) -> list[AccountStatus]:
-        """The account of each site with a privacy budget."""
+        """The account of each site that has one."""
         return []
 
     @property
@@ -68,22 +75,90 @@ class Federation(abc.ABC):
         return np.zeros(len(self.names), dtype=np.int64)
 
     @property
-    def clocks(self) -> dict[str, Clock]:
-        """The clocks of the sites in this process, by name, as far as they are known here."""
+    def privacy(self) -> dict[str, Any]:
+        """What each site with an account in this process has granted and revealed."""
         return {}
-
-    @property
-    def choices(self) -> dict[str, dict[str, Any]]:
-        """Why the sites in this process have their clocks, by name."""
-        return {}
-
-    @property
-    def privacy(self) -> dict[str, Any] | None:
-        """What each site with a budget in this process has granted and revealed; None if there is none."""
-        return None
 
     def continue_accounts(self, privacy: dict[str, Any]) -> None:  # noqa: B027 (most federations have no accounts)
-        """Add what sites with a budget had revealed before this process continued the run, as `privacy` reported it."""
+        """Add what sites with accounts had revealed before this process continued the run, as `privacy` reported it."""
+
+
+class JoinedFederation(Federation):
+    """Several federations as one.
+
+    Parameters
+    ----------
+    parts : sequence of Federation
+    names : sequence of str, optional
+        The order of all sites; by default part after part.
+    logs : mapping of callables, optional
+        By name, for sites that have one: called with every plan that the site receives, and its arrival.
+    """
+
+    def __init__(
+        self, parts: Sequence[Federation], names: Sequence[str] | None = None, logs: Mapping[str, Log] | None = None
+    ):
+        self.parts, self.logs = tuple(parts), dict(logs or {})
+        self.names = tuple(names or (name for part in self.parts for name in part.names))
+        self.columns = self._in_order(part.columns for part in self.parts)
+        self.clocks = {name: clock for part in self.parts for name, clock in part.clocks.items()}
+        self.choices = {name: choice for part in self.parts for name, choice in part.choices.items()}
+        self.needs_time = any(part.needs_time for part in self.parts)
+
+    def _in_order(self, values: Iterable[Iterable[Any]]) -> list[Any]:
+        """One value for each site, from those of the parts."""
+        found = {}
+        for part, own in zip(self.parts, values, strict=True):
+            found |= dict(zip(part.names, own, strict=True))
+        return [found[name] for name in self.names]
+
+    @property
+    def bytes(self) -> np.ndarray | None:  # type: ignore[override]
+        """Messages and bytes between the coordinator and each site so far, if counted in any part."""
+        counts = [part.bytes for part in self.parts]
+        if all(count is None for count in counts):
+            return None
+        # Sites of this process cost none.
+        pairs = zip(self.parts, counts, strict=True)
+        return np.array(self._in_order([0] * len(part.names) if own is None else own for part, own in pairs))
+
+    def ask(self, plans: Sequence[Plan | None]) -> list[Arrival | None]:
+        """One round, part after part."""
+        sent, found = dict(zip(self.names, plans, strict=True)), []
+        for part in self.parts:
+            part.until = self.until
+            found.append(part.ask([sent[name] for name in part.names]))
+        arrivals = self._in_order(found)
+        for name, arrival in zip(self.names, arrivals, strict=True):
+            if name in self.logs and arrival is not None:
+                self.logs[name](*jax.tree.map(np.asarray, (sent[name], _marked(arrival))))
+        return arrivals
+
+    @property
+    def accounts(self) -> list[AccountStatus]:
+        """The account of each site that has one."""
+        return [account for part in self.parts for account in part.accounts]
+
+    @property
+    def evaluations(self) -> np.ndarray:
+        """Passes over each site's records so far; zero for a site that does not report them."""
+        return np.array(self._in_order(part.evaluations for part in self.parts), np.int64)
+
+    @property
+    def privacy(self) -> dict[str, Any]:
+        """What each site with an account in this process has granted and revealed."""
+        return {name: report for part in self.parts for name, report in part.privacy.items()}
+
+    def continue_accounts(self, privacy: dict[str, Any]) -> None:
+        """Add what sites with accounts had revealed before this process continued the run, as `privacy` reported it."""
+        for part in self.parts:
+            part.continue_accounts(privacy)
+
+
+def _marked(arrival: Arrival) -> Arrival:
+    """The arrival with mark -1 on chains without an event."""
+    rang = arrival.rang.reshape(arrival.rang.shape + (1,) * (arrival.mark.ndim - 1))
+    return Arrival(arrival.time, arrival.rang, jnp.where(rang, arrival.mark, -1))
 
 
 class BlockMemory(NamedTuple):
@@ -118,7 +193,7 @@ class Engine(abc.ABC):
     asked : (2, sites)
         Of each site: exchanges that it took part in, and plans of single chains that it was sent.
     selective : bool
-        Whether only the sites whose last arrival is no longer valid are asked (`selective_requests`).
+        Whether only the sites whose last arrival is no longer valid are asked (`one_round`).
     latents : tuple
         For sites in this process with private latents, at the end of every block after the burn-in: the process time, the
         positions and each site's latents. They are handed to the sites only.
@@ -213,3 +288,25 @@ def restricted(plan: Plan, columns: np.ndarray | None, place: int) -> Plan:
 def globalised(arrival: Arrival, columns: np.ndarray | None) -> Arrival:
     """An arrival with its marks among all coordinates."""
     return arrival if columns is None else Arrival(arrival.time, arrival.rang, jnp.asarray(columns)[arrival.mark])
+
+
+# Faults ----------------------------------------------------------------------------------------------------------------
+
+
+def raise_faults(names, faults: np.ndarray) -> None:
+    """Raise for the first fault in an array of shape (sites, chains)."""
+    bad = np.argwhere(faults != 0)
+    if bad.size:
+        site, chain = (int(i) for i in bad[0])
+        raise (BoundViolation if faults[site, chain] == VIOLATED else NotFinite)(names[site], chain)
+
+
+def not_finite(clock: Clock, columns: Any, path: Path | None, walk: Walk, chain: int) -> str | None:
+    """The operation of a user's function at which a site's walk ended on a chain; None where it is not known."""
+    potential = getattr(clock, "potential", None)
+    if path is None or not isinstance(potential, Program):
+        return None
+    path = path if columns is None else path.restricted(jnp.asarray(columns))
+    a, v = path.state(clock.dynamics, jnp.asarray(walk.segment), jnp.asarray(walk.offset))
+    program = potential._program(clock.dynamics.flips)
+    return not_finite_along(potential.value, program, np.asarray(a)[chain], np.asarray(v)[chain])

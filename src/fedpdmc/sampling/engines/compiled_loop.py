@@ -2,34 +2,118 @@
 
 Sites of one family and padded size form a group, whose numbers are stacked and walked by one compiled step. With short
 plans, chains do not wait for each other: a chain whose sites have all answered moves on and gets a new plan while others
-still walk. If plans are long and costly to make, or every clock is inverted (`compiled_gaussian`), chains advance together.
-The draws of a chain depend on its own plans and keys alone, so this changes no result. `selective_requests` decides which
-sites are asked, and ends a round, as for `rounds`.
+still walk. If plans are long and costly to make, chains advance together.
+The draws of a chain depend on its own plans and keys alone, so this changes no result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int, Key, UInt8, UInt32
 
-from fedpdmc._jax.compilation import compiled, on_device
-from fedpdmc.clocks import NOT_FINITE, Clock, LatentClock, Path, Walk, answer, follow, holding
-from fedpdmc.clocks.walking import reveal_first
-from fedpdmc.errors import NotFinite
+from fedpdmc._jax.by_numpy import once
+from fedpdmc._jax.compilation import compiled, on_device, strong_types
+from fedpdmc._jax.garbage_collection import Uncollected
+from fedpdmc._jax.precision import double_precision
+from fedpdmc.clocks import Clock, LatentClock, Path, Walk, answer, follow, holding
+from fedpdmc.clocks.base import reveal_first
+from fedpdmc.console.progress import Tick
+from fedpdmc.dynamics import Dynamics
+from fedpdmc.errors import NotFinite, RunTooLong
 from fedpdmc.plan import Arrival, Plan
-from fedpdmc.sampling.by_chain import where_chains
-from fedpdmc.sampling.coordinator import Coordinator, Itinerary, PublicKeys, State
-from fedpdmc.sampling.engines import compiled_gaussian, in_process_latents, selective_requests
-from fedpdmc.sampling.engines.base import Federation
-from fedpdmc.sampling.engines.event_buffer import Record
-from fedpdmc.sampling.engines.faults import not_finite, raise_faults
-from fedpdmc.sampling.engines.selective_requests import Request, Sent, finish_round
+from fedpdmc.results.skeleton import Block, Chunk
+from fedpdmc.sampling.coordinator import Coordinator, Itinerary, PublicKeys, RoundKnots, State
+from fedpdmc.sampling.engines import one_round
+from fedpdmc.sampling.engines.base import BlockMemory, Engine, Federation, not_finite, raise_faults
+from fedpdmc.sampling.engines.one_round import LastRequest, Round
+from fedpdmc.sampling.run_state_arrays import Position
+
+# A record is kept as it is if at least this share of it is knots.
+LEAST_FILLED = 0.5
+
+
+class Record(eqx.Module):
+    """Rows of knots, chain after chain.
+
+    Attributes
+    ----------
+    numbers : (C, rows, S, 1 + d)
+        Time and position of a knot side by side: one write for each chain and row.
+    velocities : (C, rows, S, d), or (C, rows, S, ⌈d/8⌉) bytes
+        Velocities, or the bits of their signs as `fedpdmc.results.skeleton.signs` has them.
+    valid : (C, rows, S)
+    asked : (sites, C, rows), optional
+        Number of the plan that a site was asked about in a row, −1 if it was not; None where every site always is.
+    """
+
+    numbers: Float[Array, "C rows S n"]
+    velocities: Float[Array, "C rows S d"] | UInt8[Array, "C rows S bytes"]
+    valid: Bool[Array, "C rows S"]
+    asked: Int[Array, "sites C rows"] | None = None
+
+    @classmethod
+    def empty(cls, rows: int, chains: int, dim: int, segments: int, signs: bool, sites: int | None = None) -> Record:
+        """No knots yet. ``signs``: of velocities they are all that is kept; ``sites``: it is noted who was asked."""
+        shape, asked = (chains, rows, segments), None if sites is None else jnp.full((sites, chains, rows), -1)
+        velocities = jnp.zeros((*shape, -(-dim // 8)), jnp.uint8) if signs else jnp.zeros((*shape, dim))
+        return cls(jnp.zeros((*shape, 1 + dim)), velocities, jnp.zeros(shape, bool), asked)
+
+    def written(self, knots: RoundKnots, row: Int[Array, ""], asked: Int[Array, "sites C"] | None = None) -> Record:
+        """The record with the knots of one round in the given row."""
+        packed = self.velocities.dtype == jnp.uint8
+        velocities = jnp.packbits(knots.v < 0, axis=-1, bitorder="little") if packed else knots.v
+        numbers = jnp.concatenate([knots.t[..., None], knots.a], -1)
+        return Record(
+            lax.dynamic_update_index_in_dim(self.numbers, numbers, row, 1),
+            lax.dynamic_update_index_in_dim(self.velocities, velocities, row, 1),
+            lax.dynamic_update_index_in_dim(self.valid, knots.valid, row, 1),
+            self.asked if asked is None else lax.dynamic_update_index_in_dim(self.asked, asked, row, 2),
+        )
+
+    def questions(self, rows: int, first: np.ndarray) -> list[np.ndarray] | None:
+        """For each site the plans in the first rows that it was asked about, counted from each chain's ``first``."""
+        if self.asked is None:
+            return None
+        asked = np.asarray(self.asked)[:, :, :rows]
+        return [(site - first[:, None])[site >= 0] for site in asked]
+
+    def on_device(self, rows: int) -> Chunk:
+        """At least the first rows, where they were made: they are copied to the host when they are read.
+
+        Half of the record, a quarter and so on, as rows allow, because every length needs its own compiled program.
+        """
+        kept = self.valid.shape[1]
+        while rows <= -(-kept // 2) < kept:
+            kept = -(-kept // 2)
+        arrays: list[Any] = [
+            (x if kept == x.shape[1] else x[:, :kept]).reshape(x.shape[0], -1, *x.shape[3:])
+            for x in (self.numbers, self.velocities, self.valid)
+        ]
+        return Chunk(*arrays)
+
+    def chunk(self, rows: int) -> Chunk:
+        """The first rows as arrays of the skeleton."""
+        numbers, velocities, valid = (
+            np.asarray(x)[:, :rows].reshape(x.shape[0], rows * x.shape[2], *x.shape[3:])
+            for x in (self.numbers, self.velocities, self.valid)
+        )
+        counts = np.count_nonzero(valid, 1)
+        most = int(counts.max(initial=0))
+        if most > LEAST_FILLED * self.valid.shape[1] * self.valid.shape[2]:
+            return Chunk(numbers, velocities, valid)
+        # A view would keep the whole record: of knots that are few, or mostly void, copies are kept.
+        order = np.argsort(~valid, 1, kind="stable")[:, :most, None]
+        numbers, velocities = (np.take_along_axis(x, order, 1) for x in (numbers, velocities))
+        return Chunk(numbers, velocities, np.arange(most) < counts[:, None])
 
 
 class Group(eqx.Module):
@@ -66,17 +150,6 @@ class Group(eqx.Module):
         return jax.lax.map(lambda args: function(*args), everything)
 
 
-class Progress(eqx.Module):
-    """All that a run carries from one iteration to the next."""
-
-    state: State
-    itinerary: Itinerary
-    walks: tuple[Any, ...]
-    open: Bool[Array, " C"]
-    broken: Bool[Array, ""]
-    requests: tuple[Request, ...] | None = None
-
-
 class LocalFederation(Federation):
     """Sites in this process.
 
@@ -91,114 +164,36 @@ class LocalFederation(Federation):
         The sites' secret keys, by chain.
     chains : int
     choices : sequence of dict, optional
-        Why each site has its clock (`fedpdmc.clocks.Choice.report`).
+        Why each site has its clock (`fedpdmc.clocks.choose.ClockChoice.report`).
     """
 
     def __init__(self, names, clocks, columns, keys, chains: int, choices: Sequence[dict[str, Any]] = ()):
-        self._names = tuple(names)
-        self._clocks, self._columns = list(clocks), list(columns)
-        self._chain_keys = list(keys)
-        self.groups, self.order = _group(self._clocks, self._columns, self._chain_keys)
-        self.chains = chains
-        self._choices = dict(zip(self._names, choices, strict=False))
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The sites' names."""
-        return self._names
-
-    @property
-    def clocks(self) -> dict[str, Clock]:
-        """The sites' clocks by name."""
-        return dict(zip(self._names, self._clocks, strict=True))
-
-    @property
-    def choices(self) -> dict[str, dict[str, Any]]:
-        """Why each site has its clock."""
-        return self._choices
-
-    @property
-    def columns(self) -> list[np.ndarray | None]:
-        """The coordinates that each site is sent."""
-        return self._columns
+        self.names, self.columns, self.chains = tuple(names), list(columns), chains
+        self.clocks: dict[str, Clock] = dict(zip(self.names, clocks, strict=True))
+        self.choices = dict(zip(self.names, choices, strict=False))
+        self._keys = list(keys)
+        self.groups = _group(list(clocks), self.columns, self._keys)
+        # For each site of the groups, one after the other, its place in the federation.
+        self.order = np.concatenate([np.asarray(group.place) for group in self.groups])
 
     def ask(self, plans: Sequence[Plan | None]) -> list[Arrival | None]:
         """One round, site by site."""
         arrivals: list[Arrival | None] = []
-        for name, clock, keys, plan in zip(self._names, self._clocks, self._chain_keys, plans, strict=True):
+        for (name, clock), keys, plan in zip(self.clocks.items(), self._keys, plans, strict=True):
             if plan is None:
                 arrivals.append(None)
                 continue
-            arrival, walk = _answer(clock, keys, plan)
+            arrival, walk = _answer(clock, keys, dataclasses.replace(plan, time=None))
             raise_faults([name], np.asarray(walk.fault)[None])
             arrivals.append(arrival)
         return arrivals
-
-    def faults(self, progress: Progress) -> None:
-        """Raise the first fault of any site, with the operation that is not finite where it is known."""
-        try:
-            raise_faults([self._names[i] for i in self.order], self._faults(progress))
-        except NotFinite as error:
-            place = self._names.index(error.site)
-            where = not_finite(self._clocks[place], self._columns[place], *self._walks(progress, place), error.chain)
-            raise NotFinite(error.site, error.chain, where=where) from None
-        if bool(progress.broken):
-            raise NotFinite("coordinator", 0)
-
-    def _walks(self, progress: Progress, place: int) -> tuple[Path | None, Walk]:
-        """The path that a site walks, where all sites walk the same, and how far it has come."""
-        parts = [jax.vmap(lambda c, w: c.walk(w))(g.clock, w) for g, w in zip(self.groups, progress.walks, strict=True)]
-        row = int(np.argmax(self.order == place))
-        walk = jax.tree.map(lambda *x: np.concatenate([np.asarray(part) for part in x])[row], *parts)
-        return progress.itinerary.path if progress.requests is None else None, walk
-
-    def _faults(self, progress: Progress) -> np.ndarray:
-        parts = zip(self.groups, progress.walks, strict=True)
-        return np.concatenate([np.asarray(g.clock.walk(w).fault).reshape(g.size, -1) for g, w in parts])
-
-    def passes(self, progress: Progress) -> np.ndarray:
-        """Passes over the records of each site, summed over chains."""
-        return self._by_site(progress, lambda clock, state: clock.walk(state).passes)
-
-    def violations(self, progress: Progress) -> np.ndarray:
-        """How often each site saw a rate above a bound that is not certified, summed over chains."""
-        return self._by_site(progress, lambda clock, state: clock.violations(state))
-
-    def latents(self, progress: Progress) -> dict[str, np.ndarray]:
-        """The private latents of each site that has them, where the chains are: of shape (chains, k)."""
-        return in_process_latents.latents(self.groups, self._names, progress.state.a, progress.walks)
-
-    def settled(self, progress: Progress) -> dict[str, np.ndarray]:
-        """The same in the sites' private coordinates."""
-        return in_process_latents.settled(self.groups, self._names, progress.walks)
-
-    @property
-    def has_latents(self) -> bool:
-        """Whether a site has private latents."""
-        return any(isinstance(group.clock, LatentClock) for group in self.groups)
-
-    def with_latents(self, progress: Progress, settled: Mapping[str, np.ndarray]) -> Progress:
-        """The run with its sites' latents at these places."""
-        walks = in_process_latents.placed(self.groups, self._names, progress.walks, settled)
-        return eqx.tree_at(lambda now: now.walks, progress, walks)
-
-    def _by_site(self, progress: Progress, count) -> np.ndarray:
-        counts = np.concatenate(
-            [
-                np.asarray(count(g.clock, w)).reshape(g.size, -1).sum(1)
-                for g, w in zip(self.groups, progress.walks, strict=True)
-            ]
-        )
-        out = np.zeros(len(self._names), dtype=np.int64)
-        out[self.order] = counts
-        return out
 
 
 _answer = compiled(answer)
 
 
-def _group(clocks, columns, keys) -> tuple[tuple[Group, ...], np.ndarray]:
-    """Stack clocks of equal structure; returns the groups and, for each stacked site, its place in the federation."""
+def _group(clocks, columns, keys) -> tuple[Group, ...]:
+    """Stack the sites whose clocks have one structure."""
     members: dict[Any, list[int]] = {}
     for i, (clock, own) in enumerate(zip(clocks, columns, strict=True)):
         leaves, structure = jax.tree.flatten(clock)
@@ -209,7 +204,7 @@ def _group(clocks, columns, keys) -> tuple[tuple[Group, ...], np.ndarray]:
         own = None if columns[index[0]] is None else _stacked(*(columns[i] for i in index))
         clock = jax.tree.map(_stacked, *[clocks[i] for i in index])
         groups.append(Group(clock, _stacked(*(keys[i] for i in index)), own, jnp.asarray(index)))
-    return tuple(groups), np.concatenate([np.asarray(index) for index in members.values()])
+    return tuple(groups)
 
 
 def _stacked(*arrays) -> Array:
@@ -217,7 +212,7 @@ def _stacked(*arrays) -> Array:
     return on_device(np.stack([np.asarray(array) for array in arrays]))
 
 
-def begin(groups: tuple[Group, ...], coordinator: Coordinator, state: State) -> Progress:
+def begin(groups: tuple[Group, ...], coordinator: Coordinator, state: State) -> Round:
     """A run before its first round."""
     chains, dim = state.a.shape
     s = coordinator.segments
@@ -232,35 +227,31 @@ def begin(groups: tuple[Group, ...], coordinator: Coordinator, state: State) -> 
     itinerary = Itinerary(path, none, state.a, state.v, never, state.share, wait, turns, held)
     walks = tuple(jax.vmap(lambda c: c.idle(chains))(group.clock) for group in groups)
     requests = None
-    if selective_requests.applies([group.columns for group in groups], coordinator):
-        requests = tuple(_first_requests(group, chains, s, dim) for group in groups)
-    return Progress(state, itinerary, walks, jnp.zeros(chains, bool), jnp.array(False), requests)
-
-
-def _first_requests(group: Group, chains: int, segments: int, dim: int) -> Request:
-    own = dim if group.columns is None else group.columns.shape[1]
-    one = selective_requests.first_request(chains, segments, own)
-    return jax.tree.map(lambda x: jnp.broadcast_to(x, (group.size, *x.shape)), one)
+    if one_round.applies([group.columns for group in groups], coordinator):
+        own = [dim if group.columns is None else group.columns.shape[1] for group in groups]
+        requests = tuple(
+            one_round.first_request(chains, s, size, (group.size,)) for size, group in zip(own, groups, strict=True)
+        )
+    return Round(state, never, walks, itinerary, requests, jnp.array(False))
 
 
 def run_chunk(
     groups: tuple[Group, ...],
     coordinator: Coordinator,
     keys: PublicKeys,
-    progress: Progress,
+    progress: Round,
     until: Float[Array, ""],
     limit: Int[Array, ""],
     rows: int,
-) -> tuple[Progress, Record, Int[Array, ""]]:
-    """Up to ``limit`` iterations of the loop: move on and plan the chains that are ready, then let the sites walk.
+) -> tuple[Round, Record, Int[Array, ""]]:
+    """Up to ``limit`` iterations: chains that are ready move on and are planned, and every site takes a step.
 
     Returns the progress, the record of knots (one row for each iteration, ``rows`` at most) and the number of rows.
     """
     asked = sum(group.size for group in groups) if progress.requests is not None else None
     chains, dim = progress.state.a.shape
     empty = Record.empty(rows, chains, dim, coordinator.segments, coordinator.dynamics.unit_speed, asked)
-    if compiled_gaussian.applies(groups, coordinator):
-        return _run_inverted(groups, coordinator, keys, progress, until, limit, empty)
+    sites = Walkers(groups, coordinator)
 
     def unfinished(carry):
         now, _, row = carry
@@ -268,68 +259,71 @@ def run_chunk(
 
     def iteration(carry):
         now, record, row = carry
-        new, fresh, asked = _round(groups, coordinator, keys, now, until)
-        return new, record.written(fresh, row, asked), row + 1
+        now, knots = one_round.move_on(coordinator, now, sites, until)
+        now, asked = one_round.plan_and_ask(coordinator, keys, now, sites, until)
+        return now, record.written(knots, row, asked), row + 1
 
     return jax.lax.while_loop(unfinished, iteration, (progress, empty, jnp.array(0)))
 
 
-def _run_inverted(groups, coordinator: Coordinator, keys, progress: Progress, until, limit, empty):
-    """`run_chunk` where no clock needs thinning: each site evaluates its rates once for every plan."""
-    state, broken, record, rows = compiled_gaussian.run(groups, coordinator, keys, progress.state, until, limit, empty)
-    plans, walks, place = state.number - progress.state.number, [], int(coordinator.clock is not None)
-    for group, walk in zip(groups, progress.walks, strict=True):
-        faults = jnp.where(broken[place : place + group.size], NOT_FINITE, walk.fault)
-        walks.append(eqx.tree_at(lambda w: (w.passes, w.fault), walk, (walk.passes + plans, faults)))
-        place += group.size
-    return Progress(state, progress.itinerary, tuple(walks), progress.open, jnp.any(broken)), record, rows
+class Walkers(eqx.Module):
+    """The sites of this process as `one_round.SitesInRound`: each takes a step along its plans when it is asked."""
 
+    groups: tuple[Group, ...]
+    coordinator: Coordinator
 
-def _round(groups, coordinator: Coordinator, keys, now: Progress, until):
-    """Move the chains on whose sites have all answered, plan for them, and let every site walk on.
-
-    Also returns the knots, and the numbers of the plans that each site was asked about, where not every site is.
-    """
-    answers = [_arrivals(group, state) for group, state in zip(groups, now.walks, strict=True)]
-    done = jnp.all(jnp.concatenate([d for d, _ in answers]), 0)
-    arrivals = jax.tree.map(lambda *x: jnp.concatenate(x), *[a for _, a in answers])
-    if coordinator.dynamics.draws:
-        site_keys = jnp.concatenate([group.keys for group in groups])
-        arrivals = reveal_first(arrivals, site_keys, now.itinerary.path.number, now.open & done)
-    sent = None
-    if now.requests is not None:
-        sent = Sent(*(jnp.concatenate(x) for x in zip(*((r.lead, r.since) for r in now.requests), strict=True)))
-    ready = now.open & done
-    state, knots, kept = finish_round(coordinator, now.state, now.itinerary, arrivals, sent, until, ready)
-    walks = in_process_latents.gone_back(groups, now.walks, now.itinerary.path, state.t - now.state.t, ready)
-    now = eqx.tree_at(lambda n: n.walks, now, walks)
-    new = (ready | ~now.open) & (state.t < until)
-    itinerary = where_chains(new, coordinator.plan_ahead(state, keys, until), now.itinerary)
-    if kept is None:
+    def ask(self, now: Round, new: Bool[Array, " C"], left: Float[Array, " C"]) -> tuple[Round, Any]:
+        """Let every site walk on."""
+        groups, dynamics, itinerary = self.groups, self.coordinator.dynamics, now.itinerary
+        assert itinerary is not None
         requests, asked = None, None
-        walks = _walk_on(groups, now.walks, itinerary.path, new, coordinator.segments > 1)
-    else:
-        walks, requests, asked = _ask_selected(
-            groups, coordinator, now, itinerary, kept, jnp.maximum(until - state.t, 0), new
+        if now.requests is None:
+            walks = _walk_on(groups, now.answers, itinerary.path, new, self.coordinator.segments > 1)
+        else:
+            walks, requests, asked = _ask_selected(groups, dynamics, now, itinerary, left, new)
+        faulty = [jnp.any(walk.fault != 0) for walk in _walks(groups, walks)]
+        broken = jnp.any(jnp.stack(faulty)) | jnp.any(new & ~jnp.isfinite(itinerary.path.horizon))
+        return Round(now.state, now.open, walks, itinerary, requests, broken), asked
+
+    def arrivals(self, now: Round) -> tuple[Arrival, Bool[Array, " C"]]:
+        """A chain has all arrivals when all its walks are done."""
+        assert now.itinerary is not None
+        walks = _walks(self.groups, now.answers)
+        done = jnp.all(jnp.concatenate([walk.done for walk in walks]), 0)
+        each = [_arrival(group, walk) for group, walk in zip(self.groups, walks, strict=True)]
+        arrivals = jax.tree.map(lambda *x: jnp.concatenate(x), *each)
+        if self.coordinator.dynamics.draws:
+            keys = jnp.concatenate([group.keys for group in self.groups])
+            arrivals = reveal_first(arrivals, keys, now.itinerary.path.number, now.open & done)
+        return arrivals, done
+
+    def cut(self, answers, path: Path, elapsed: Float[Array, " C"], ready: Bool[Array, " C"]):
+        """Latents go back to where their site was when the plan was cut."""
+        pairs = zip(self.groups, answers, strict=True)
+        return tuple(
+            eqx.tree_at(lambda w: w.settled, walk, _latents_after(group, walk, path, elapsed, ready))
+            if isinstance(group.clock, LatentClock)
+            else walk
+            for group, walk in pairs
         )
-    faulty = [
-        jnp.any(jax.vmap(lambda c, w: c.walk(w).fault)(g.clock, w) != 0) for g, w in zip(groups, walks, strict=True)
-    ]
-    broken = jnp.any(jnp.stack(faulty)) | jnp.any(new & ~jnp.isfinite(itinerary.path.horizon))
-    return Progress(state, itinerary, walks, new | (now.open & ~ready), broken, requests), knots, asked
 
 
-def _ask_selected(groups, coordinator: Coordinator, now: Progress, itinerary: Itinerary, elapsed, left, new):
+def _walks(groups: Sequence[Group], states) -> list[Walk]:
+    """The walks of all sites, stacked by group."""
+    return [jax.vmap(lambda c, w: c.walk(w))(g.clock, w) for g, w in zip(groups, states, strict=True)]
+
+
+def _ask_selected(groups, dynamics: Dynamics, now: Round, itinerary: Itinerary, left, new):
     """Ask the sites that must be asked about the new plans, and let all of them walk one step."""
-    whole, dynamics = selective_requests.to_the_end(itinerary, left), coordinator.dynamics
+    whole = one_round.to_the_end(itinerary, left)
 
-    def one(clock: Clock, keys, state, request: Request, own):
+    def one(clock: Clock, keys, state, request: LastRequest, own):
         path, walk = whole if own is None else whole.restricted(own), clock.walk(state)
         arrival = Arrival(walk.time, walk.rang, walk.mark)
-        request, ask = selective_requests.consider(dynamics, request.later(elapsed), arrival, path, left, new)
+        request, ask = one_round.consider(dynamics, request, arrival, path, left, new)
         return clock.step(clock.restart(state, ask, request.rest), request.rest, keys), request, ask
 
-    parts = zip(groups, now.walks, now.requests or (), strict=True)
+    parts = zip(groups, now.answers, now.requests or (), strict=True)
     walks, requests, asked = zip(
         *(group.each(one, walk, request, group.columns) for group, walk, request in parts), strict=True
     )
@@ -346,7 +340,7 @@ def _walk_on(groups: tuple[Group, ...], walks, path: Path, new, to_the_end: bool
 
     def unfinished(carry):
         walks, new = carry
-        done = [jax.vmap(lambda c, w: c.walk(w).done)(g.clock, w) for g, w in zip(groups, walks, strict=True)]
+        done = [walk.done for walk in _walks(groups, walks)]
         return jnp.any(new) | ~jnp.all(jnp.concatenate(done))
 
     # The first step is part of the loop, so that a step is compiled once.
@@ -359,22 +353,16 @@ def _walk_on(groups: tuple[Group, ...], walks, path: Path, new, to_the_end: bool
 def _steps(groups: tuple[Group, ...], walks, path: Path, new) -> tuple:
     """One step of every site."""
     if sum(group.size for group in groups) > 1:
-        path = eqx.tree_at(lambda p: p.cap, path, _earliest(groups, walks, new), is_leaf=lambda x: x is None)
+        path = dataclasses.replace(path, cap=_earliest(groups, walks, new))
     if any(isinstance(group.clock, LatentClock) for group in groups):
-        floor = in_process_latents.floor_of(groups, walks, path, new)
-        path = eqx.tree_at(lambda p: p.floor, path, floor, is_leaf=lambda x: x is None)
+        path = dataclasses.replace(path, floor=_floor(groups, walks, path, new))
     return tuple(_step(group, walk, path, new) for group, walk in zip(groups, walks, strict=True))
 
 
 def _earliest(groups: tuple[Group, ...], walks, new) -> Float[Array, " C"]:
     """The earliest arrival found so far on each chain; infinite where none is, and where a plan is new."""
-
-    def times(clock: Clock, state):
-        walk = clock.walk(state)
-        return jnp.where(walk.done & walk.rang & ~new, walk.time, jnp.inf)
-
-    found = [jax.vmap(times)(group.clock, walk) for group, walk in zip(groups, walks, strict=True)]
-    return jnp.min(jnp.concatenate(found), 0)
+    times = [jnp.where(w.done & w.rang & ~new, w.time, jnp.inf) for w in _walks(groups, walks)]
+    return jnp.min(jnp.concatenate(times), 0)
 
 
 def _step(group: Group, walks, path: Path, new):
@@ -386,10 +374,257 @@ def _step(group: Group, walks, path: Path, new):
     return group.each(one, walks, group.columns, group.place)
 
 
-def _arrivals(group: Group, walks) -> tuple[Bool[Array, "G C"], Arrival]:
-    """Who is done, and the arrivals with marks in the federation's coordinates."""
-    walk: Walk = jax.vmap(lambda c, w: c.walk(w))(group.clock, walks)
+def _arrival(group: Group, walk: Walk) -> Arrival:
+    """The arrivals of a group, with marks in the federation's coordinates."""
     mark = walk.mark if group.clock.dynamics.flips else walk.normal
     if group.columns is not None:
         mark = jnp.take_along_axis(group.columns, mark, 1)
-    return walk.done, Arrival(walk.time, walk.rang, mark)
+    return Arrival(walk.time, walk.rang, mark)
+
+
+# Private latents -------------------------------------------------------------------------------------------------------
+
+
+def _latents_after(group: Group, walk, path: Path, elapsed, ready) -> Float[Array, "G C k"]:
+    if walk.times.shape[-1]:
+        return jax.vmap(lambda clock, walk: clock.cut(walk, elapsed, ready))(group.clock, walk)
+    # What has not changed is not written back.
+    return group.each(lambda clock, keys, walk: clock.settle(walk, path, elapsed, ready, keys).settled, walk)
+
+
+def _floor(groups: Sequence[Group], walks, path: Path, new) -> Array:
+    """The time before which no site has an event that is not known, on each chain; zero where a plan is new."""
+    times = [
+        jax.vmap(lambda c, w: c.reached(w, path))(group.clock, walk) for group, walk in zip(groups, walks, strict=True)
+    ]
+    return jnp.where(new, 0.0, jnp.min(jnp.concatenate(times), 0))
+
+
+@once
+def _to_z(group: Group, a, walks):
+    return group.each(lambda clock, _, walk: clock.potential.to_z(a, walk.settled), walks)
+
+
+# The engine ------------------------------------------------------------------------------------------------------------
+
+
+CHUNK_SECONDS = 0.25  # of one compiled call, about
+KNOT_BYTES = 2**24  # of the knots of a chunk, at most
+WIDE_KNOT_BYTES = 2**28  # the same on an accelerator
+MOST_ITERATIONS = 1e9  # of a block
+
+_run_chunk = compiled(run_chunk)
+# Programs with private latents are large, and sample as fast if they are compiled quickly.
+_run_chunk_of_latents = compiled(run_chunk, quickly=True)
+
+
+@once
+def _begin(groups, coordinator: Coordinator, state: State) -> Round:
+    return strong_types(begin(groups, coordinator, state))
+
+
+class CompiledEngine(Engine):
+    """Sites in this process: many rounds are one compiled call.
+
+    Parameters
+    ----------
+    federation : LocalFederation
+    coordinator : Coordinator
+    state : State
+        Where the chains start; their process time is minus the burn-in.
+    key : key
+        The coordinator's randomness.
+    """
+
+    federation: LocalFederation
+    sites_remember = False
+    memory = BlockMemory(most=2**26)
+
+    @double_precision
+    def __init__(self, federation: LocalFederation, coordinator: Coordinator, state: State, key: Key[Array, ""]):
+        self.federation, self.coordinator = federation, coordinator
+        self.has_latents = any(isinstance(group.clock, LatentClock) for group in federation.groups)
+        chains, dim = state.a.shape
+        self.keys = PublicKeys.of(key, chains)
+        self._start(state)
+        velocities = -(-dim // 8) if coordinator.dynamics.unit_speed else 8 * dim
+        row_bytes = chains * self._knots_per_row * (9 + 8 * dim + velocities)
+        room = KNOT_BYTES if jax.default_backend() == "cpu" else WIDE_KNOT_BYTES
+        self.rows = int(np.clip(room // row_bytes, 4, 2**15))
+        # The first chunk is one iteration, so that progress is shown as soon as the chains move.
+        self.limit, self._compiled = 1, False
+        # Serial exchanges: in a round every chain that has not reached the end of the block sends one plan.
+        self.rounds = 0
+        # Of each site: exchanges that it took part in, and plans of single chains that it was sent.
+        self.asked = np.zeros((2, len(federation.names)), np.int64)
+        # Of each site its private latents at the ends of blocks, with the process time and the chains' positions.
+        self.latents: tuple[tuple[float, np.ndarray, dict[str, np.ndarray]], ...] = ()
+        # Passes and violations of each site before this process continued the run.
+        self._before = np.zeros((2, len(federation.names)), np.int64)
+
+    @property
+    def _knots_per_row(self) -> int:
+        """Knots of a chain that an iteration may add."""
+        return self.coordinator.segments
+
+    def _start(self, state: State) -> None:
+        self.progress: Any = _begin(self.federation.groups, self.coordinator, state)
+        self._first_requests = self.progress.requests
+        self.selective = self._first_requests is not None
+
+    def _start_block(self, until: float) -> None:
+        """No state of the sites is kept from one block to the next, so that a run can be continued between two blocks."""
+        self.progress = dataclasses.replace(self.progress, requests=self._first_requests)
+
+    @Uncollected()
+    def _run_chunk(self, until: Float[Array, ""], limit: Int[Array, ""]) -> tuple[Record, Int[Array, ""]]:
+        """Some iterations."""
+        run = _run_chunk_of_latents if self.has_latents else _run_chunk
+        self.progress, record, used = run(
+            self.federation.groups, self.coordinator, self.keys, self.progress, until, limit, self.rows
+        )
+        return record, used
+
+    def _knots(self, record: Record, used: int) -> Chunk:
+        return record.chunk(used)
+
+    def _reached(self, first: np.ndarray) -> tuple[float, int, int]:
+        """Process time of the slowest chain, all events, and the most plans of a chain since its ``first``."""
+        return self.time, int(self.events.sum()), int((self.plans - first).max())
+
+    def _check_faults(self) -> None:
+        """Raise the first fault of any site, with the operation that is not finite where it is known."""
+        federation, now = self.federation, self.progress
+        walks = [group.clock.walk(state) for group, state in zip(federation.groups, now.answers, strict=True)]
+        faults = np.concatenate([np.asarray(walk.fault) for walk in walks])
+        try:
+            raise_faults([federation.names[place] for place in federation.order], faults)
+        except NotFinite as error:
+            place = federation.names.index(error.site)
+            row = int(np.argmax(federation.order == place))
+            walk = jax.tree.map(lambda *x: np.concatenate([np.asarray(part) for part in x])[row], *walks)
+            # Where all sites walk the same path.
+            path = now.itinerary.path if now.requests is None else None
+            where = not_finite(federation.clocks[error.site], federation.columns[place], path, walk, error.chain)
+            raise NotFinite(error.site, error.chain, where=where) from None
+        if bool(now.broken):
+            raise NotFinite("coordinator", 0)
+
+    def _count(self, count: Callable[[Clock, Any], Array]) -> np.ndarray:
+        """The sum over chains of what is counted of each site's walks."""
+        counts = np.zeros(len(self.federation.names), np.int64)
+        for group, walks in zip(self.federation.groups, self.progress.answers, strict=True):
+            counts[np.asarray(group.place)] = np.asarray(count(group.clock, walks)).reshape(group.size, -1).sum(1)
+        return counts
+
+    @double_precision
+    def restore(self, position: Position) -> None:
+        """Continue from where a run was between two blocks."""
+        self._start(position.chains)
+        self.rounds, self.asked = position.rounds, position.asked
+        self._before = np.stack([position.passes, position.violations])
+
+    def _latents(self, of_group: Callable[[Group, Any], Array]) -> dict[str, np.ndarray]:
+        """What is known of each site's private latents, by name."""
+        found = {}
+        for group, walks in zip(self.federation.groups, self.progress.answers, strict=True):
+            if isinstance(group.clock, LatentClock):
+                own = np.asarray(of_group(group, walks))
+                found |= {self.federation.names[place]: own[row] for row, place in enumerate(np.asarray(group.place))}
+        return found
+
+    @property
+    def settled(self) -> dict[str, np.ndarray]:
+        """Where the latents of the sites are, in their private coordinates."""
+        return self._latents(lambda group, walks: walks.settled)
+
+    @double_precision
+    def set_latents(self, settled: dict[str, np.ndarray]) -> None:
+        """Put latents to where they were at the end of a run that was saved."""
+        super().set_latents(settled)
+        if not settled:
+            return
+        walks = list(self.progress.answers)
+        for k, group in enumerate(self.federation.groups):
+            if isinstance(group.clock, LatentClock):
+                own = [jnp.asarray(settled[self.federation.names[place]]) for place in np.asarray(group.place)]
+                walks[k] = eqx.tree_at(lambda walk: walk.settled, walks[k], jnp.stack(own))
+        self.progress = dataclasses.replace(self.progress, answers=tuple(walks))
+
+    @property
+    def state(self) -> State:
+        """Where every chain is."""
+        return self.progress.state
+
+    @property
+    def passes(self) -> np.ndarray:
+        """Passes over each site's records so far."""
+        return self._before[0] + self._count(lambda clock, walks: clock.walk(walks).passes)
+
+    @property
+    def violations(self) -> np.ndarray:
+        """How often each site saw a rate above a bound that is not certified."""
+        return self._before[1] + self._count(lambda clock, walks: clock.violations(walks))
+
+    @double_precision
+    def advance(self, until: float, keep: Callable[[Block], None], tick: Callable[[Tick], None]) -> None:
+        """One block, all of it or nothing."""
+        before, began, state, plans = self.progress, self.time, self.state, self.plans
+        start = np.asarray(state.a), np.asarray(state.v)
+        try:
+            self._start_block(until)
+            chunks, questions = self._chunks(until, began, tick)
+            keep(Block(start, chunks, began, until))
+        except BaseException:
+            self.progress = before
+            raise
+        if until > 0 and self.has_latents:
+            found = self._latents(lambda group, walks: _to_z(group, self.state.a, walks))
+            self.latents += ((float(until), np.asarray(self.state.a), found),)
+        rounds, asked = self._exchanges(questions, self.plans - plans)
+        self.rounds, self.asked = self.rounds + rounds, self.asked + asked
+
+    def _exchanges(self, questions: list[list[np.ndarray]], plans: np.ndarray) -> tuple[int, np.ndarray]:
+        """Exchanges of a block, and by site its exchanges and plans.
+
+        Chains that ask in the same of their plans share an exchange; a plan about which no site is asked needs none.
+        """
+        rounds, sites = int(plans.max(initial=0)), len(self.federation.names)
+        if not self.selective:
+            return rounds, np.full((sites, 2), (rounds, plans.sum())).T
+        counts, everyone = np.zeros((2, sites), np.int64), np.zeros(0, np.int64)
+        for site, *about in zip(self.federation.order, *questions, strict=True):
+            asked = np.concatenate(about)
+            counts[:, site] = len(np.unique(asked)), len(asked)
+            everyone = np.union1d(everyone, asked)
+        return len(everyone), counts
+
+    def _chunks(self, until: float, began: float, tick) -> tuple[list[Chunk], list[list[np.ndarray]]]:
+        chunks, questions, iterations, target, first = [], [], 0, jnp.asarray(float(until)), self.plans
+        now = began
+        while now < until:
+            clock = time.perf_counter()
+            record, used = self._run_chunk(target, jnp.asarray(self.limit))
+            used = int(used)
+            chunks.append(self._knots(record, used))
+            if (asked := record.questions(used, first)) is not None:
+                questions.append(asked)
+            seconds = time.perf_counter() - clock
+            self._check_faults()
+            iterations += used
+            self._pace(seconds, used)
+            now, events, plans = self._reached(first)
+            tick(Tick(began, now, until, events, self.rounds + plans, seconds))
+            if iterations * (until - began) > MOST_ITERATIONS * max(now - began, 1e-300) and iterations > 4096:
+                raise RunTooLong(
+                    f"After {iterations} steps the slowest chain has come from process time {began:.3g} to "
+                    f"{now:.3g} of {until:.3g}: the run would take over {MOST_ITERATIONS:.0e} steps. "
+                    "Rescale the covariates, use reference='laplace', or ask for a shorter duration."
+                )
+        return chunks, questions
+
+    def _pace(self, seconds: float, used: int) -> None:
+        """Choose the next chunk's length so that it takes about a quarter of a second; the first may have been compiled."""
+        if used == self.limit and self._compiled:
+            self.limit = int(np.clip(self.limit * np.clip(CHUNK_SECONDS / max(seconds, 1e-9), 0.25, 4), 1, self.rows))
+        self._compiled = True

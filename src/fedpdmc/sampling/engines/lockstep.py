@@ -2,7 +2,7 @@
 
 A piece ends at a refreshment, at the end of the block, at its longest length or at a candidate. One product with the
 records of all sites gives their rates along the pieces of all chains (`fedpdmc.potentials.dense_rates`), and one stream
-of candidates serves the superposed clocks (`fedpdmc.clocks.superposed_candidates`). The few chains whose candidates the
+of candidates serves the superposed clocks (`fedpdmc.clocks.dense`). The few chains whose candidates the
 curves do not reject are gathered, and the records of their sites decide in 64 bits. No chain waits for another before the
 end of the block.
 
@@ -13,33 +13,50 @@ cut them: a plan ends with the event of a site, after its last segment, or where
 from __future__ import annotations
 
 import functools
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from fedpdmc._jax.compilation import apart
+from fedpdmc._jax.by_numpy import once
+from fedpdmc._jax.compilation import apart, compiled, strong_types
+from fedpdmc._jax.garbage_collection import Uncollected
+from fedpdmc._jax.precision import double_precision
 from fedpdmc._jax.random_streams import exponentials, normals, uniforms
-from fedpdmc.clocks.dense import DenseClock, decide, is_poor, second_order_candidate
-from fedpdmc.clocks.path import FINE
-from fedpdmc.clocks.superposed_candidates import CANDIDATES, DRAWN, Found, cells_of, first_candidate
-from fedpdmc.clocks.unfinished_chains import gathered
-from fedpdmc.dynamics import QUARTER, Turn
-from fedpdmc.dynamics.jumps import draw_bounce
-from fedpdmc.dynamics.quarter_turns import LEAST_WAIT, turn_velocities
-from fedpdmc.potentials.dense_rates import Curves, cosine_and_sine
-from fedpdmc.sampling.coordinator import Coordinator, Knots, PublicKeys, State
-from fedpdmc.sampling.engines.event_buffer import Record
+from fedpdmc.clocks.base import FINE, gathered
+from fedpdmc.clocks.dense import (
+    CANDIDATES,
+    DRAWN,
+    DenseClock,
+    Found,
+    decide,
+    first_candidate,
+    is_poor,
+    second_order_candidate,
+)
+from fedpdmc.clocks.thinning import ThirdOrder
+from fedpdmc.dynamics import LEAST_WAIT, QUARTER, Turn, draw_bounce, turn_velocities
+from fedpdmc.potentials.chebyshev import RateCurve
+from fedpdmc.potentials.dense_rates import cosine_and_sine
+from fedpdmc.results.skeleton import Chunk
+from fedpdmc.sampling.coordinator import Coordinator, PublicKeys, RoundKnots, State
+from fedpdmc.sampling.engines.base import raise_faults
+from fedpdmc.sampling.engines.compiled_loop import CompiledEngine, Record
 
-# Chains whose records are passed over together in 64 bits on a processor, and where there are so many columns; on a GPU one
-# in so many, likewise; of chains whose curves are poor, which are a few in 100,000, at most so many.
-LANES, MORE_LANES, MANY_COLUMNS, POOR_LANES = 8, 32, 32, 64
-WIDE_SHARE, MORE_WIDE_SHARE = 16, 4
-# Velocities of single chains are made where at most one in so many turns, this share of the chains at a time.
-REFRESHED_SHARE, TURNED_SHARE = 2, 8
-# Uniforms of a site's candidate under a second-order bound; the number of the first draw of a block.
-UNIFORMS_IN_CELLS, FIRST = 2, 2**20
+MANY_COLUMNS = 32  # of the records, from which more chains are gathered at a time
+LANES = 8  # chains whose records are passed over together in 64 bits on a processor
+MORE_LANES = 32  # the same where there are many columns
+WIDE_SHARE = 16  # on a GPU one chain in so many
+MORE_WIDE_SHARE = 4  # the same where there are many columns
+POOR_LANES = 64  # chains whose curves are poor, at most: they are a few in 100,000
+SHARPENED = 32  # chains whose candidates are bounded at a point together
+REFRESHED_SHARE = 2  # velocities of single chains are made where at most one in so many turns
+TURNED_SHARE = 8  # one in so many of the chains at a time
+UNIFORMS_IN_CELLS = 2  # of a site's candidate under a second-order bound
+FIRST = 2**20  # number of the first draw of a block
 
 
 class Step(eqx.Module):
@@ -125,7 +142,7 @@ def state_of(step: Step) -> State:
     return State(step.a.T, step.v.T, step.t, step.number + 1, events, events, step.planned, turn=turn)
 
 
-def _iteration(groups, coordinator: Coordinator, keys: PublicKeys, now: Step, until) -> tuple[Step, Knots]:
+def _iteration(groups, coordinator: Coordinator, keys: PublicKeys, now: Step, until) -> tuple[Step, RoundKnots]:
     """One piece of every chain that is not at the end of the block."""
     left = jnp.maximum(until - now.t, 0.0)
     longest = functools.reduce(jnp.minimum, [jnp.min(group.clock.length) for group in groups])
@@ -134,14 +151,17 @@ def _iteration(groups, coordinator: Coordinator, keys: PublicKeys, now: Step, un
     cos, sin = cosine_and_sine(found.time)
     a, v = now.a * cos + now.v * sin, now.v * cos - now.a * sin
     hit, whole = found.hit & (left > 0), ~found.hit & ~found.cut & (left > 0)
-    v, accepted, passes, fault = _served(groups, a, v, found, hit, now.passes + (left > 0), now.fault, now.number)
+    hit, found = _sharpened(groups, a, v, found, hit)
+    read = np.repeat([group.clock.curves.passes for group in groups], [group.size for group in groups])
+    passes = now.passes + read[:, None] * (left > 0)
+    v, accepted, passes, fault = _served(groups, a, v, found, hit, passes, now.fault, now.number)
     # Times are set, not added up, where something is due: rounding must not make a piece of no length.
     ends, refreshed = whole & (length >= left), whole & (length >= now.wait)
     t = jnp.where(ends, until, now.t + found.time)
     fresh, again, turns = _refreshment(coordinator, keys, now, refreshed)
     v = jnp.where(refreshed, fresh, v)
     wait = jnp.where(refreshed, again, jnp.maximum(now.wait - found.time, LEAST_WAIT))
-    knots = Knots(t[:, None], a.T[:, None], v.T[:, None], ((accepted | refreshed) & ~ends)[:, None])
+    knots = RoundKnots(t[:, None], a.T[:, None], v.T[:, None], ((accepted | refreshed) & ~ends)[:, None])
     new = Step(
         a, v, t, wait, turns, now.number, now.draws + (left > 0), now.segments - refreshed, now.reach - found.time,
         now.site_events + accepted, now.planned, passes, fault,
@@ -195,7 +215,6 @@ def _in_turn(which: Bool[Array, " C"], lanes: int, serve, state):
 
 
 def _random_wait(coordinator: Coordinator, keys: PublicKeys, number, draws) -> Float[Array, " C"]:
-    """The time to the next refreshment where they come at a rate."""
     return exponentials(uniforms(keys.share, number, draws, 1)[0]) / coordinator.dynamics.refresh_rate
 
 
@@ -221,12 +240,12 @@ def _planned(coordinator: Coordinator, step: Step, new: Bool[Array, " C"], until
 def _found(groups, coordinator: Coordinator, now: Step, length, live) -> Found:
     """Where the pieces end: by the curves of all sites, or by second-order bounds where those are poor."""
     parts = [group.clock.curves.along(now.a, now.v, length) for group in groups]
-    curves = Curves(*(jnp.concatenate(x) for x in zip(*parts, strict=True)))
+    curve = RateCurve(jnp.concatenate([x.values for x in parts]), jnp.concatenate([x.error for x in parts]), length)
     u = uniforms(
-        groups[0].keys[0], now.number, now.draws, CANDIDATES * DRAWN + UNIFORMS_IN_CELLS * curves.error.shape[0]
+        groups[0].keys[0], now.number, now.draws, CANDIDATES * DRAWN + UNIFORMS_IN_CELLS * curve.error.shape[0]
     )
-    found = first_candidate(cells_of(curves, length), length, u)
-    poor = is_poor(curves, length) & live
+    found = first_candidate(curve, u)
+    poor = is_poor(curve) & live
     return jax.lax.cond(
         jnp.any(poor), lambda: _in_cells(groups, coordinator, now, length, u, poor, found), lambda: found
     )
@@ -258,6 +277,40 @@ def _cell(dynamics, a, v, remaining, potential, u) -> Found:
     return second_order_candidate(dynamics, potential, a, v, remaining, u)
 
 
+def _sharpened(groups, a, v, found: Found, hit) -> tuple[Bool[Array, " C"], Found]:
+    """The candidates that bounds at a point do not reject, where curves have them: there they cost less than the records."""
+    place, most = 0, found.most
+    for group in groups:
+        if isinstance(group.clock.curves, ThirdOrder):
+            waits = hit & (found.site >= place) & (found.site < place + group.size) & (found.threshold >= found.least)
+            serve = functools.partial(_bounded, group, place, a, v, found.site)
+            bound = _in_turn(waits, min(SHARPENED, hit.shape[0]), serve, jnp.full_like(most, jnp.inf))
+            # A bound that is not a number rejects nothing.
+            most = jnp.where(bound < most, bound, most)
+        place += group.size
+    return hit & ~(found.threshold >= most), found._replace(most=most)
+
+
+def _bounded(group, place: int, a, v, sites, index, bounds):
+    """The bounds at the positions of some chains."""
+    position, velocity = (x.at[:, index].get(mode="clip").T for x in (a, v))
+    site = jnp.clip(sites.at[index].get(mode="clip") - place, 0, group.size - 1)
+
+    def bound(curves: ThirdOrder, x, y):
+        return curves.bound(group.clock.dynamics, x, y)[:, 0]
+
+    known = _at_sites(bound, group.clock.curves, site, position, velocity)
+    return bounds.at[index].set(known, mode="drop")
+
+
+def _at_sites(function, stacked, site, *rows):
+    """``function(part, *rows)`` with the part of each row's site, of stacked parts."""
+    if jax.tree.leaves(stacked)[0].shape[0] == 1:
+        return function(jax.tree.map(lambda x: x[0], stacked), *rows)
+    parts = jax.tree.map(lambda x: x[site], stacked)
+    return jax.vmap(lambda part, *row: function(part, *(x[None] for x in row))[0])(parts, *rows)
+
+
 def lane_count(groups, chains: int) -> int:
     """How many chains are gathered at a time."""
     many = groups[0].clock.dim >= MANY_COLUMNS
@@ -284,11 +337,7 @@ def _serve(group, place: int, a, found: Found, number, index, state):
     position, velocity = (x.at[:, index].get(mode="clip").T for x in (a, v))
     some = Found(*gathered(index, tuple(found)))
     site = jnp.clip(some.site - place, 0, group.size - 1)
-    if group.size == 1:
-        gradient = jax.tree.map(lambda x: x[0], group.clock.potential).gradients(position)
-    else:
-        potentials = jax.tree.map(lambda x: x[site], group.clock.potential)
-        gradient = jax.vmap(lambda potential, x: potential.gradients(x[None])[0])(potentials, position)
+    gradient = _at_sites(lambda potential, x: potential.gradients(x), group.clock.potential, site, position)
     yes, wrong, normal = decide(gradient, velocity, some)
     if group.clock.dynamics.draws:
         key = group.keys.at[site, index].get(mode="clip")
@@ -302,3 +351,135 @@ def _serve(group, place: int, a, found: Found, number, index, state):
         passes.at[place + site, index].add(1, mode="drop"),
         fault.at[place + site, index].max(wrong.astype(fault.dtype), mode="drop"),
     )
+
+
+# The engine ------------------------------------------------------------------------------------------------------------
+
+
+# The share of an accelerator's memory above which knots go to the host at once.
+MOST_FILLED = 0.5
+
+
+def knots_in_memory(knots: Chunk) -> Chunk:
+    """Knots as they are, or copied to the host where much of the accelerator's memory is in use."""
+    return knots.on_host() if filled_share() > MOST_FILLED else knots
+
+
+def filled_share() -> float:
+    """The share of the accelerator's memory that is in use."""
+    found = jax.local_devices()[0].memory_stats()
+    return found["bytes_in_use"] / found["bytes_limit"] if found else 1.0
+
+
+_begin_block = compiled(begin_block)
+
+
+@once
+def _at_rest(*args):
+    return strong_types(at_rest(*args))
+
+
+class Reached(NamedTuple):
+    """What the host must know after a chunk: iterations, the least time, events, most plans of a chain, any fault.
+
+    The chunk's own program makes these numbers. One that came after it would wait on an accelerator for the chunk that is
+    already under way behind it.
+    """
+
+    used: Any
+    time: Any
+    events: Any
+    plans: Any
+    faulty: Any
+
+
+@functools.partial(compiled, graphs=True)
+def _run_chunk(groups, coordinator, keys, step: Step, first, until, limit, rows: int):
+    step, record, used = run_chunk(groups, coordinator, keys, step, until, limit, rows)
+    events, plans = jnp.sum(step.site_events), jnp.max(step.number + 1 - first)
+    return step, record, Reached(used, jnp.min(step.t), events, plans, jnp.any(step.fault))
+
+
+class LockstepEngine(CompiledEngine):
+    """Sites with dense clocks in this process (`lockstep`).
+
+    On an accelerator the next chunk is under way while the host processes the last one; one that begins after the end of the
+    block does nothing. Knots stay on the accelerator until they are read, as long as there is room: copying them takes many
+    times longer than making them.
+    """
+
+    _ahead: tuple[Step, Record, Reached] | None = None
+
+    @property
+    def _runs_ahead(self) -> bool:
+        return jax.default_backend() != "cpu"
+
+    @property
+    def _knots_per_row(self) -> int:
+        return 1
+
+    def _start(self, state: State) -> None:
+        chains, sites = state.t.shape[0], len(self.federation.names)
+        self._first_requests, self.selective = None, False
+        passes = jnp.zeros((sites, chains), int)
+        self.progress = _at_rest(self.federation.groups, self.coordinator, self.keys, state, passes)
+
+    def _start_block(self, until: float) -> None:
+        self._ahead = None
+        self.progress = _begin_block(self.coordinator, self.keys, self.progress, jnp.asarray(float(until)))
+        self._first = self.progress.number
+
+    @Uncollected()
+    def _run_chunk(self, until, limit):
+        self.progress, record, reached = self._ahead or self._dispatched(until, limit)
+        if self._runs_ahead:
+            self._ahead = self._dispatched(until, limit)
+        self._last = Reached(*jax.device_get(tuple(reached)))
+        return record, self._last.used
+
+    def _knots(self, record: Record, used: int) -> Chunk:
+        if not self._runs_ahead:
+            return record.chunk(used)
+        return knots_in_memory(record.on_device(used))
+
+    def _dispatched(self, until, limit):
+        return _run_chunk(
+            self.federation.groups, self.coordinator, self.keys, self.progress, self._first, until, limit, self.rows
+        )  # fmt: skip
+
+    def _reached(self, first: np.ndarray) -> tuple[float, int, int]:
+        return float(self._last.time), int(self._last.events), int(self._last.plans)
+
+    def _check_faults(self) -> None:
+        if not self._last.faulty:
+            return
+        raise_faults([self.federation.names[i] for i in self.federation.order], np.asarray(self.progress.fault))
+
+    @property
+    @double_precision
+    def state(self) -> State:
+        """Where every chain is."""
+        return state_of(self.progress)
+
+    # On an accelerator every array operation outside of a compiled program takes longer than many iterations.
+    @property
+    def time(self) -> float:
+        """Process time that all chains have reached."""
+        return float(np.min(np.asarray(self.progress.t)))
+
+    @property
+    def plans(self) -> np.ndarray:
+        """Number of the next plan of each chain."""
+        return np.asarray(self.progress.number) + 1
+
+    @property
+    def passes(self) -> np.ndarray:
+        """Passes over each site's records so far."""
+        counts = np.zeros(len(self.federation.names), np.int64)
+        counts[self.federation.order] = np.asarray(self.progress.passes).sum(1)
+        return self._before[0] + counts
+
+    @property
+    def violations(self) -> np.ndarray:
+        """None: every bound is proved."""
+        return self._before[1]

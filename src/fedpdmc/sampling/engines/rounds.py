@@ -10,17 +10,18 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Bool, Float, Key
 
-from fedpdmc._jax.compilation import compiled
+from fedpdmc._jax.compilation import compiled, strong_types
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.console.progress import Tick
 from fedpdmc.errors import InputError, NotFinite
+from fedpdmc.plan import Arrival, Plan
 from fedpdmc.results.skeleton import Block, Chunk, side_by_side, signs
 from fedpdmc.sampling.coordinator import Coordinator, Itinerary, PublicKeys, State
-from fedpdmc.sampling.engines import pending_arrivals, selective_requests
-from fedpdmc.sampling.engines.base import BlockMemory, Engine, Federation
-from fedpdmc.sampling.engines.pending_arrivals import Kept
+from fedpdmc.sampling.engines import one_round
+from fedpdmc.sampling.engines.base import BlockMemory, Engine, Federation, globalised
+from fedpdmc.sampling.engines.one_round import LastRequest, Round
 from fedpdmc.sampling.run_state_arrays import Position
 
 # How far each chain may be planned from its present state, given the end of the block.
@@ -28,18 +29,16 @@ Reach = Callable[[State, float], Float[Array, " C"]]
 
 
 class _Unfinished(NamedTuple):
-    """An unfinished block: its end, its knots so far, the state of the chains, and the cost so far.
+    """An unfinished block: its end, its knots so far, where the chains are, how far they were planned, and the cost so far.
 
-    Where only some sites are asked, ``kept`` is what is known of each, ``end`` how far each chain was planned last, and
-    ``asked`` for each site the exchanges that it took part in and the plans of single chains that it was sent.
+    ``asked`` has for each site the exchanges that it took part in and the plans of single chains that it was sent.
     """
 
     until: float
     chunks: list[Chunk]
-    state: State
+    now: Round
     plans: int
     rounds: int
-    kept: tuple[Kept, ...] | None
     end: Float[Array, " C"]
     asked: np.ndarray
 
@@ -85,7 +84,7 @@ class RoundsEngine(Engine):
     ):
         self.federation, self.coordinator, self.reach = federation, coordinator, reach
         self.keys = PublicKeys.of(key, state.a.shape[0])
-        self.selective = selective_requests.applies(federation.columns, coordinator)
+        self.selective = one_round.applies(federation.columns, coordinator)
         self._begin_at(state, 0, np.zeros((2, len(federation.names)), np.int64))
 
     @double_precision
@@ -94,8 +93,7 @@ class RoundsEngine(Engine):
         self._begin_at(position.chains, position.rounds, position.asked)
 
     def _begin_at(self, state: State, rounds: int, asked: np.ndarray) -> None:
-        # Strong types, as the compiled steps return them: they are then compiled once.
-        self._state: State = jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), state)
+        self._state: State = strong_types(state)
         # Serial exchanges; of each site those that it took part in, and the plans of single chains that it was sent.
         self.rounds, self.asked = rounds, asked
         self._line = _Line(self._state)
@@ -130,79 +128,119 @@ class RoundsEngine(Engine):
             block = self._finish(line, tick)
             keep(block)
             done = line.unfinished
-            self._state, self.rounds, self.asked = done.state, self.rounds + done.rounds, self.asked + done.asked
+            self._state, self.rounds, self.asked = done.now.state, self.rounds + done.rounds, self.asked + done.asked
             line.tip, line.unfinished = self._state, None
             if self.time < until:
                 line.unfinished = self._block(until)
 
     def _block(self, until: float) -> _Unfinished:
         """A block before its first round: nothing is kept of the sites from one block to the next."""
-        (chains, dim), kept = self._state.a.shape, None
+        (chains, dim), segments, requests, answers = self._state.a.shape, self.coordinator.segments, None, None
         if self.selective:
-            kept = pending_arrivals.nothing_kept(self.federation.columns, chains, self.coordinator.segments, dim)
-        return _Unfinished(float(until), [], self._state, 0, 0, kept, self._state.t, np.zeros_like(self.asked))
+            sizes = [dim if own is None else len(own) for own in self.federation.columns]
+            requests = tuple(one_round.first_request(chains, segments, size) for size in sizes)
+            silent = Arrival(jnp.zeros(chains), jnp.zeros(chains, bool), jnp.zeros(chains, int))
+            answers = (silent,) * len(sizes)
+        now = Round(self._state, jnp.zeros(chains, bool), answers, None, requests)
+        return _Unfinished(float(until), [], now, 0, 0, self._state.t, np.zeros_like(self.asked))
 
     def _finish(self, line: _Line, tick: Callable[[Tick], None]) -> Block:
         began = self.time
-        now = line.unfinished
-        assert now is not None
-        while float(np.min(np.asarray(now.state.t))) < now.until:
+        block = line.unfinished
+        assert block is not None
+        while float(np.min(np.asarray(block.now.state.t))) < block.until:
             clock = time.perf_counter()
-            following, knots = self._round(now)
+            following, knots = self._round(block)
             # An interrupt may have left the knots of this round behind those that count.
-            del now.chunks[now.plans :]
-            now.chunks.append(knots)
-            now = line.unfinished = following
-            state = now.state
-            reached, events = float(np.min(np.asarray(state.t))), int(np.asarray(state.events).sum())
-            rounds = self.rounds + now.rounds
-            tick(Tick(began, reached, now.until, events, rounds, time.perf_counter() - clock))
-        return Block((np.asarray(self._state.a), np.asarray(self._state.v)), now.chunks, began, now.until)
+            del block.chunks[block.plans :]
+            block.chunks.append(knots)
+            block = line.unfinished = following
+            reached, events = (
+                float(np.min(np.asarray(block.now.state.t))),
+                int(np.asarray(block.now.state.events).sum()),
+            )
+            rounds = self.rounds + block.rounds
+            tick(Tick(began, reached, block.until, events, rounds, time.perf_counter() - clock))
+        return Block((np.asarray(self._state.a), np.asarray(self._state.v)), block.chunks, began, block.until)
 
-    def _round(self, now: _Unfinished) -> tuple[_Unfinished, Chunk]:
+    def _round(self, block: _Unfinished) -> tuple[_Unfinished, Chunk]:
         """One exchange; chains that are finished send a plan of no length and stay where they are."""
-        state, end = now.state, self._end(now)
-        itinerary = plan_ahead(self.coordinator, state, self.keys, end)
-        if not np.all(np.isfinite(np.asarray(itinerary.path.horizon))):
-            raise NotFinite("coordinator", 0)
-        kept, sent, going = now.kept, None, state.t < end
-        if kept is None:
-            plan = itinerary.plan
-            if self.federation.needs_time:
-                plan = dataclasses.replace(plan, time=state.t)
-            self.federation.until = now.until
-            arrivals = jax.tree.map(lambda *x: np.stack(x), *self.federation.exchange(plan))
-            about = np.tile(np.asarray(going), (len(self.federation.names), 1))
-        else:
-            left = jnp.maximum(end - state.t, 0.0)
-            kept, about = pending_arrivals.ask(self.federation, self.coordinator, itinerary, kept, left, going)
-            arrivals, sent = pending_arrivals.stacked(kept, self.federation.columns)
-        state, knots, elapsed = finish_round(self.coordinator, state, itinerary, arrivals, sent, end, going)
-        if kept is not None and elapsed is not None:
-            kept = pending_arrivals.later(kept, elapsed)
-        asked = now.asked + np.stack([about.any(1), about.sum(1)])
-        following = now._replace(
-            state=state, plans=now.plans + 1, rounds=now.rounds + bool(about.any()), kept=kept, end=end, asked=asked
-        )
+        self.federation.until, end = block.until, self._end(block)
+        now, knots, asked = one_round.one_round(self.coordinator, self.keys, block.now, self, end)
+        exchanges = np.stack([asked.any(1), asked.sum(1)])
+        following = block._replace(
+            now=dataclasses.replace(now, itinerary=None), plans=block.plans + 1, end=end,
+            rounds=block.rounds + bool(asked.any()), asked=block.asked + exchanges,
+        )  # fmt: skip
         t, a, v, valid = (np.asarray(x) for x in (knots.t, knots.a, knots.v, knots.valid))
         return following, Chunk(side_by_side(t, a), signs(v) if self.coordinator.dynamics.unit_speed else v, valid)
 
-    def _end(self, now: _Unfinished) -> Float[Array, " C"]:
+    def ask(self, now: Round, new: Bool[Array, " C"], left: Float[Array, " C"]) -> tuple[Round, np.ndarray]:
+        """One exchange, after which every chain has all arrivals; returns the chains that each site was asked about."""
+        federation, itinerary = self.federation, now.itinerary
+        assert itinerary is not None
+        if not np.all(np.isfinite(np.asarray(itinerary.path.horizon))):
+            raise NotFinite("coordinator", 0)
+        if now.requests is not None:
+            return self._ask_selected(now, itinerary, new, left)
+        plan = itinerary.plan
+        if federation.needs_time:
+            plan = dataclasses.replace(plan, time=now.state.t)
+        arrivals = jax.tree.map(lambda *x: np.stack(x), *federation.exchange(plan))
+        return dataclasses.replace(now, answers=arrivals), np.tile(np.asarray(new), (len(federation.names), 1))
+
+    def _ask_selected(self, now: Round, itinerary: Itinerary, new, left) -> tuple[Round, np.ndarray]:
+        """One exchange with the sites whose arrivals are no longer valid; the others are sent nothing."""
+        requests, plans, asked, arrivals = [], [], [], []
+        for own, old, last in zip(self.federation.columns, now.requests or (), now.answers, strict=True):
+            columns = None if own is None else jnp.asarray(own)
+            request, plan, about = _consider(self.coordinator, old, last, itinerary, columns, left, new)
+            requests.append(request)
+            asked.append(np.asarray(about))
+            plans.append(plan if asked[-1].any() else None)
+        answers = self.federation.ask(plans) if np.any(asked) else [None] * len(plans)
+        for own, last, about, answer in zip(self.federation.columns, now.answers, asked, answers, strict=True):
+            arrivals.append(last if answer is None else _merge_arrivals(last, globalised(answer, own), about))
+        return dataclasses.replace(now, answers=tuple(arrivals), requests=tuple(requests)), np.asarray(asked)
+
+    def arrivals(self, now: Round) -> tuple[Arrival, Bool[Array, " C"]]:
+        """Every chain has those of all sites."""
+        selected = now.requests is not None
+        arrivals = jax.tree.map(lambda *x: jnp.stack(x), *now.answers) if selected else now.answers
+        return arrivals, jnp.ones(now.open.shape, bool)
+
+    def cut(self, answers, path, elapsed, ready):
+        """Sites elsewhere go back by themselves: the next plan says where."""
+        return answers
+
+    def _end(self, block: _Unfinished) -> Float[Array, " C"]:
         """How far each chain is planned: to the end of the block, or as far as it may be.
 
         If arrivals stay valid from plan to plan, an end is kept until its chain has reached it, so that sites are not asked
         for a little more at every plan.
         """
-        t, end = now.state.t, jnp.full(now.state.t.shape, now.until)
+        state, end = block.now.state, jnp.full(block.now.state.t.shape, block.until)
         if self.reach is not None:
-            end = jnp.minimum(end, t + self.reach(now.state, now.until))
-        return end if now.kept is None else jnp.where(t < now.end, jnp.minimum(now.end, end), end)
-
-
-finish_round = compiled(selective_requests.finish_round)
+            end = jnp.minimum(end, state.t + self.reach(state, block.until))
+        return jnp.where(state.t < block.end, jnp.minimum(block.end, end), end) if self.selective else end
 
 
 @compiled
-def plan_ahead(coordinator: Coordinator, state: State, keys: PublicKeys, end: Float[Array, " C"]) -> Itinerary:
-    """The plans from a state, each chain up to its end."""
-    return coordinator.plan_ahead(state, keys, end)
+def _consider(coordinator: Coordinator, request: LastRequest, arrival: Arrival, itinerary: Itinerary, own, left, new):
+    """What a site is asked now: the request, the plan that is sent, and the chains that it is of."""
+    path = one_round.to_the_end(itinerary, left)
+    path = path if own is None else path.restricted(own)
+    request, asked = one_round.consider(coordinator.dynamics, request, arrival, path, left, new)
+    rest = request.rest
+    plan = Plan(
+        itinerary.path.number,
+        jnp.where(asked[:, None], rest.start[:, 0], 0.0),
+        jnp.where(asked[:, None], rest.duration, 0.0),
+        jnp.where(asked[:, None, None], rest.velocity, 0.0),
+    )
+    return request, plan, asked
+
+
+def _merge_arrivals(old: Arrival, new: Arrival, asked: np.ndarray) -> Arrival:
+    pairs = ((new.time, old.time), (new.rang, old.rang), (new.mark, old.mark))
+    return Arrival(*(jnp.asarray(np.where(asked, np.asarray(x), np.asarray(y))) for x, y in pairs))

@@ -1,1 +1,0 @@
-"""Keys and certificates of the parties of a study."""

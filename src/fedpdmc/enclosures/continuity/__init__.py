@@ -1,1 +1,0 @@
-"""Proofs that a program is continuous in its parameters."""

@@ -1,1 +1,0 @@
-"""All derivatives of a value up to an order, enclosed on balls about a point."""

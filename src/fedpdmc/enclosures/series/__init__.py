@@ -1,1 +1,0 @@
-"""Values on a cell as series in time with a remainder."""

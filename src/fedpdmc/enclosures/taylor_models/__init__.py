@@ -1,1 +1,0 @@
-"""Values along an interval of path as polynomials of time with a proved error."""

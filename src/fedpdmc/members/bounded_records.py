@@ -1,0 +1,719 @@
+"""Records within declared bounds: clipped or refused, and their derivatives with a known sensitivity to one record.
+
+Built-in models state their public facts (`model_of`), from which `fedpdmc.privacy.sensitivity` works out what one record can
+change. For a model file the gradient and Hessian of each record are computed separately, scaled down if they exceed the
+certified bound (never, if the bound is right), and rounded to multiples of a power of two q. q is so large that any sum of
+them fits into 53 bits, so that sums are exact in every order. Replacing one record therefore changes them by at most twice
+the bound plus ``√n q``, whatever the program computes: the guarantee does not depend on the enclosures.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import itertools
+import json
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedpdmc._jax.precision import double_precision
+from fedpdmc.enclosures import Interval, enclose
+from fedpdmc.errors import InputError, NoEnclosure
+from fedpdmc.models.model_file.evaluation import evaluate
+from fedpdmc.models.model_file.model import Model as FileModel
+from fedpdmc.models.model_file.program import FileColumn
+from fedpdmc.models.model_file.records import CONSTANTS, DESIGN, WEIGHTS, Layout, RecordModel, RecordSum
+from fedpdmc.potentials import (
+    GaussianRecords,
+    LinearPredictor,
+    LinearUnknownScale,
+    Logistic,
+    Poisson,
+    Potential,
+    Program,
+    Quadratic,
+    StudentT,
+)
+from fedpdmc.potentials.clipped_gradient_potential import ClippedRecords
+from fedpdmc.privacy.accountant import Sensitivity, up
+from fedpdmc.privacy.budget import Budget
+from fedpdmc.privacy.declared_bounds import ROUNDING, Bounds
+from fedpdmc.privacy.rounding_error_bound import (
+    FARTHEST,
+    LARGEST_SHARE,
+    LEVELS,
+    MOST_SLOPE,
+    STEEPEST,
+    UNIT,
+    Limits,
+    gamma,
+)
+from fedpdmc.privacy.sensitivity import ModelFacts, largest_row
+
+LARGEST = 1e100  # of a response without a declared range: squares do not overflow
+BLOCK = 1024  # records whose derivatives are added at a time
+EXACT_BITS = 52  # of a sum that is exact, minus one
+SCALED = 1e-12  # relative error of the length of a scaled vector
+MOST_LEVELS = 256  # combinations of levels
+KNOWN = {"binary": (0.0, 1.0)}  # the range of values if none is declared
+BITS = 12  # significant bits of a bound, rounded up, so that all sites of a study have the same
+FLAT = 1e-9  # relative size of a negative second derivative that counts as rounding of its enclosure
+BATCH = 256  # boxes that are bounded in one call
+SHARE = 0.02  # relative tolerance between the result and the largest value found
+MOST_BOXES = 1 << 16
+PATIENCE = 1 << 12  # boxes after which the search gives up if the bound is still infinite
+WALK_BLOCK = 256  # records whose gradients are computed at a time in a walk
+REMEDY = "Declare tighter bounds of columns, or a smaller region of parameters."
+
+
+def model_of(potential: Potential) -> ModelFacts:
+    """The public facts about a potential: its loss and the loss's parameters."""
+    if isinstance(potential, Quadratic) and potential.source is not None:
+        kind = "gaussian_mean" if potential.source.design is None else "linear"
+        return ModelFacts(kind, potential.dim, weight=potential.source.weight)
+    if isinstance(potential, LinearPredictor) and potential.control is None:
+        loss = potential.loss
+        if isinstance(loss, Logistic):
+            return ModelFacts("logistic", potential.dim)
+        if isinstance(loss, Poisson):
+            return ModelFacts("cox" if potential.diagonal else "poisson", potential.dim)
+        if isinstance(loss, StudentT):
+            rows = max(potential.series, 1)
+            return ModelFacts(
+                "student_t",
+                potential.dim,
+                rows,
+                df=float(loss.df),
+                scale=float(loss.scale),
+                series=potential.series > 0,
+            )
+    if isinstance(potential, LinearUnknownScale):
+        raise InputError(
+            "Site(budget)",
+            "a linear regression with an unknown scale, whose gradient has no bound",
+            "Give a known scale: fedpdmc.models.linear(X, y, scale=...).",
+        )
+    raise InputError(
+        "Site(budget)",
+        f"a {type(potential).__name__} whose records have no known sensitivity",
+        "Privacy budgets need a model of records from fedpdmc.models.",
+    )
+
+
+@double_precision
+def hold_to_bounds(potential: Potential, budget: Budget) -> Potential:
+    """The potential of the records within the declared bounds: records outside are clipped, or refused."""
+    inside = _clip(potential, budget.bounds)
+    # A record of a Cox model is a point.
+    terms = _arrays(inside)[1].sum() if model_of(inside).loss == "cox" else len(_arrays(inside)[0])
+    check_number(terms, budget.bounds)
+    check_inside(budget, lambda: _same(potential, inside))
+    return inside
+
+
+def check_number(records: float, bounds: Bounds) -> None:
+    """Refuse more records than declared."""
+    if records > bounds.most_records:
+        raise InputError(
+            "Site(budget)",
+            f"{records:.0f} records where at most {bounds.most_records} are declared",
+            "Declare Bounds(most_records=...): it must be known without the records.",
+        )
+
+
+def check_inside(budget: Budget, unchanged: Callable[[], bool]) -> None:
+    """Refuse records that clipping has changed, unless the budget allows it."""
+    if budget.on_violation == "refuse" and not unchanged():
+        raise InputError(
+            "Site(budget)",
+            "records outside the declared bounds",
+            "Declare wider bounds (of weights too: Bounds(weight=...)), correct the records, or use "
+            "Budget(on_violation='clip').",
+        )
+
+
+def _clip(potential: Potential, bounds: Bounds) -> Potential:
+    model = model_of(potential)
+    if isinstance(potential, Quadratic):
+        source = potential.source
+        assert source is not None
+        share = None if source.share is None else np.minimum(source.share, bounds.weight)
+        if source.design is None and share is not None:
+            raise InputError(
+                "Site(budget)", "weights of gaussian_mean", "Use fedpdmc.models.linear with a column of ones."
+            )
+        if source.design is None:
+            return Quadratic.of_records(GaussianRecords(None, bounds.clip_rows(source.response), source.weight))
+        response = bounds.clip_values("outcome", source.response)
+        return Quadratic.of_records(GaussianRecords(bounds.clip_rows(source.design), response, source.weight, share))
+    assert isinstance(potential, LinearPredictor)
+    design, response, offset = (np.asarray(x) for x in (potential.design, potential.response, potential.offset))
+    if model.loss == "cox":
+        return potential
+    if model.series:
+        # Every value of a series is the outcome of one transition and the covariate of the next: one range for both.
+        design = np.stack([bounds.clip_values("outcome", design[:, 0]), design[:, 1]], 1)
+    else:
+        design = bounds.clip_rows(design)
+    if model.loss != "logistic":
+        # Without a declared range: small enough that squares do not overflow.
+        response = np.clip(bounds.clip_values("outcome", response), -LARGEST, LARGEST)
+    low, high = bounds.offset or (0.0, 0.0)
+    arrays = (jnp.asarray(x) for x in (design, response, np.clip(offset, low, high)))
+    weight = None if potential.weight is None else jnp.minimum(potential.weight, bounds.weight)
+    arrays = dict(zip(("design", "response", "offset"), arrays, strict=True))
+    return dataclasses.replace(potential, **arrays, weight=weight)
+
+
+def _arrays(potential: Potential) -> list[np.ndarray]:
+    if isinstance(potential, Quadratic):
+        source = potential.source
+        assert source is not None
+        return [np.asarray(x) for x in (source.design, source.response, source.share) if x is not None]
+    if isinstance(potential, Program):
+        return [np.asarray(x) for x in jax.tree.leaves(potential.data)]
+    assert isinstance(potential, LinearPredictor)
+    own = (potential.design, potential.response, potential.offset, potential.weight)
+    return [np.asarray(x) for x in own if x is not None]
+
+
+def _same(one: Potential, other: Potential) -> bool:
+    return all(np.array_equal(x, y) for x, y in zip(_arrays(one), _arrays(other), strict=True))
+
+
+def fingerprint(potential: Potential) -> str:
+    """A hash of the records; it stays in the site's ledger."""
+    digest = hashlib.sha256()
+    for array in _arrays(potential):
+        digest.update(repr(array.shape).encode() + np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+def file_bounds(model: RecordModel, budget: Budget) -> RecordBounds:
+    """Bounds on one record's derivatives under the declared bounds of a budget."""
+    function = model.function
+    assert isinstance(function, RecordSum)
+    if budget.neighbours == "label":
+        raise InputError(
+            "Budget(neighbours)",
+            f"{budget.neighbours!r} with a model file",
+            "Use 'replace' or 'add-remove': a model file does not say which columns are outcomes.",
+        )
+    constants = tuple(
+        (name, np.shape(value), tuple(np.ravel(np.asarray(value)).tolist()))
+        for name, value in sorted(model.data[CONSTANTS].items())
+    )
+    found = record_bounds(function.model, function.width, json.dumps(budget.bounds.describe()), constants)
+    weight = budget.bounds.weight
+    return found._replace(gradient=up(weight * found.gradient), hessian=up(weight * found.hessian))
+
+
+def grid(bound: float, most_records: int) -> float:
+    """q: a power of two with ``N bound ≤ 2⁵² q``."""
+    return 2.0 ** (math.ceil(math.log2(bound)) + math.ceil(math.log2(most_records)) - EXACT_BITS) if bound > 0 else 1.0
+
+
+def file_sensitivity(model: RecordModel, budget: Budget) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Sensitivities of gradient and Hessian to one record, and bounds on the rounding of each record's part."""
+    bounds, dim = file_bounds(model, budget), model.dim or 0
+    q = [grid(bound, budget.bounds.most_records) for bound in bounds[:2]]
+    first, second = (up(change * (1 + SCALED)) for change in bounds.changes(budget.neighbours))
+    return (first, second), (up(math.sqrt(dim) * q[0] / 2), up(dim * q[1] / 2))
+
+
+@double_precision
+def file_derivatives(model: RecordModel, budget: Budget, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Sums over records of clipped gradients and Hessians."""
+    bounds, n = file_bounds(model, budget), model.records
+    most = budget.bounds.most_records
+    limits = jnp.asarray([*bounds[:2], *(grid(bound, most) for bound in bounds[:2])])
+    gradient, hessian = np.zeros(len(x)), np.zeros((len(x), len(x)))
+    for begin in range(0, n, BLOCK):
+        rows = np.minimum(np.arange(begin, begin + BLOCK), n - 1)
+        data = {
+            key: value if key == CONSTANTS else jnp.asarray(np.asarray(value)[rows])
+            for key, value in model.data.items()
+        }
+        data[WEIGHTS] = data[WEIGHTS] * jnp.asarray((np.arange(begin, begin + BLOCK) < n).astype(float))
+        one, two = _block(model.function, bounds.convex, jnp.asarray(x), data, limits)
+        gradient, hessian = gradient + np.asarray(one), hessian + np.asarray(two)
+    return gradient, hessian
+
+
+@eqx.filter_jit
+def _block(function: Any, convex: bool, x, data: dict[str, Any], limits):
+    """The sums over one block of records."""
+    own = _Block(function, x, data)
+
+    def of_one(z, covariates, row):
+        curvature = jax.hessian(own.loss)(z, row)
+        # If the bound assumes convexity, negative curvature of a record is set to zero.
+        curvature = jnp.maximum(curvature, 0.0) if convex else curvature
+        jacobian = own.jacobian(covariates)
+        return jacobian @ curvature @ jacobian.T
+
+    second = jax.vmap(of_one)(own.z, own.design, own.rows)
+    held = functools.partial(clip_and_add, data[WEIGHTS])
+    return held(own.gradients(), limits[0], limits[2]), held(second, limits[1], limits[3])
+
+
+def record_gradients(function: Any, x, data: dict[str, Any]):
+    """The gradient of each record in the model's own parameters, of shape (n, d)."""
+    return _Block(function, x, data).gradients()
+
+
+class _Block:
+    """Records of a model file at a point: their predictors and parameters z, and f as a function of z."""
+
+    def __init__(self, function: Any, x, data: dict[str, Any]):
+        self.source, self.width, self.constants = function.model.source, function.width, data[CONSTANTS]
+        coefficients, parameters = Layout(self.source, self.width).split(x)
+        self.rows = {name: value for name, value in data.items() if name not in (DESIGN, WEIGHTS, CONSTANTS)}
+        n, theta = len(data[WEIGHTS]), [value.ravel() for value in parameters.values()]
+        self.design = data.get(DESIGN, jnp.zeros((n, 0)))
+        predictors = [self.design @ value.reshape(-1, self.width).T for value in coefficients.values()]
+        self.predictors = sum(one.shape[1] for one in predictors)
+        self.z = jnp.concatenate([*predictors, *(jnp.broadcast_to(one, (n, one.size)) for one in theta)], 1)
+
+    def loss(self, z, row):
+        """F of one record."""
+        values, begin = {**self.constants, **row}, 0
+        for one in (*self.source.predictors, *self.source.parameters):
+            values[one.name] = jnp.reshape(z[begin : begin + one.type.size], one.type.shape)
+            begin += one.type.size
+        return evaluate(self.source.likelihood, values)[""]
+
+    def jacobian(self, covariates):
+        """``∂z/∂x`` transposed, of one record."""
+        rest = self.z.shape[1] - self.predictors
+        whole = jax.scipy.linalg.block_diag(*[covariates[:, None]] * self.predictors, jnp.eye(rest))
+        return whole[: self.predictors * self.width + rest]
+
+    def gradients(self):
+        """Gradients of all records, in the model's own parameters."""
+        slopes = jax.vmap(jax.grad(self.loss))(self.z, self.rows)
+        n, predictors = len(slopes), self.predictors
+        coefficients = slopes[:, :predictors, None] * self.design[:, None, :]
+        return jnp.concatenate([coefficients.reshape(n, predictors * self.width), slopes[:, predictors:]], 1)
+
+
+def clip_and_add(weights, parts, bound, q):
+    """The sum of the parts times their weights, each clipped to the bound; parts that are not finite count as zero."""
+    n = len(parts)
+    flat = weights[:, None] * parts.reshape(n, -1)
+    flat = jnp.where(jnp.all(jnp.isfinite(flat), 1, keepdims=True), flat, 0.0)
+    length = jnp.sqrt(jnp.sum(flat**2, 1, keepdims=True))
+    flat = jnp.where(length > bound, flat * (bound / jnp.maximum(length, 1e-300)), flat)
+    return jnp.sum(jnp.round(flat / q) * q, 0).reshape(parts.shape[1:])
+
+
+@double_precision
+def hold_file_to_bounds(model: RecordModel, budget: Budget) -> RecordModel:
+    """The records within the declared bounds: records outside are clipped, or refused."""
+    bounds: Bounds = budget.bounds
+    check_number(model.records, bounds)
+    # Missing declarations are reported before the records are examined.
+    file_bounds(model, budget)
+    # Derivatives do not show a jump: a release would omit it, and a walk would pass over it.
+    Program(model.function, model.data, model.dim or 0).check_continuity()
+    data = dict(model.data)
+    if DESIGN in data:
+        data[DESIGN] = jnp.asarray(bounds.clip_rows(np.asarray(data[DESIGN])))
+    data[WEIGHTS] = jnp.minimum(data[WEIGHTS], bounds.weight)
+    for name, ends in (bounds.columns or {}).items():
+        if name in data:
+            data[name] = jnp.asarray(np.clip(np.asarray(data[name]), *ends))
+    check_inside(budget, lambda: all(np.array_equal(data[key], model.data[key]) for key in data if key != CONSTANTS))
+    return RecordModel(model.function, data, model.dim, model.names, model.constrain)
+
+
+# Sensitivity of a model file's derivatives to one record, from the file and declared bounds alone.
+#
+# A record's minus log likelihood depends on the parameters through linear predictors ``η_p = ξ·β_p`` and parameters θ. With
+# ``z = (η, θ)``, f's gradient in (β, θ) has the Euclidean norm ``√Σ_k w_k (∂_k f)²`` and its Hessian the Frobenius norm
+# ``√Σ_kl w_k w_l (∂_kl f)²``, with ``w_k = |ξ|²`` for a predictor and one for a parameter. Both are bounded on the box of
+# all z and columns that the declared bounds allow, by enclosures of the derivatives and branch and bound. A record that is
+# added or removed changes a sum by at most the bound, one replaced by another by at most twice the bound. If f is a convex
+# function of one predictor alone, its Hessians ``f'' ξξᵀ`` have non-negative inner products, and the sum of Hessians
+# changes by at most √2 times the bound.
+
+
+class RecordBounds(NamedTuple):
+    """Bounds on one record's derivatives: Euclidean norm of its gradient, Frobenius norm of its Hessian.
+
+    ``convex``: a function of one predictor alone whose second derivative is at least ``−FLAT`` times its bound.
+    """
+
+    gradient: float
+    hessian: float
+    convex: bool = False
+
+    def changes(self, neighbours: str) -> tuple[float, float]:
+        """Sensitivities of the sums of gradients and Hessians to one record that is replaced, or added or removed."""
+        if neighbours == "add-remove":
+            return self.gradient, self.hessian
+        return 2 * self.gradient, (math.sqrt(2) if self.convex else 2) * self.hessian
+
+
+class RecordBox(NamedTuple):
+    """The box of z and of columns that are numbers, and the values of columns that are levels."""
+
+    low: np.ndarray
+    high: np.ndarray
+    weights: np.ndarray
+    columns: tuple[FileColumn, ...]
+    levels: tuple[FileColumn, ...]
+
+
+@functools.lru_cache(32)
+@double_precision
+def record_bounds(model: FileModel, width: int, declared: str, constants: tuple = ()) -> RecordBounds:
+    """Bounds on a record's derivatives over everything that the declared bounds allow.
+
+    Parameters
+    ----------
+    model : FileModel
+    width : int
+        Columns of the linear predictors' X.
+    declared : str
+        `Bounds.describe` as JSON: bounds on X, the columns and the parameters.
+    constants : tuple
+        Names, shapes and values of the contract's numbers.
+
+    Raises
+    ------
+    InputError
+        A bound is not declared, or a derivative has no bound.
+    """
+    bounds = Bounds(**json.loads(declared))
+    given = {name: np.asarray(values).reshape(shape) for name, shape, values in constants}
+    domain = _domain(model, bounds, width)
+    search = _Search(model, domain, given)
+    try:
+        found = [search.largest(order) for order in (1, 2)]
+    except NoEnclosure as error:
+        raise InputError("Site(budget)", f"a model file whose derivatives have no bounds: {error}", REMEDY) from error
+    if not all(map(math.isfinite, found)):
+        raise InputError(
+            "Site(budget)",
+            f"a model whose derivative by {', '.join(search.unbounded())} has no bound for one record",
+            REMEDY,
+        )
+    return RecordBounds(_round_up(found[0]), _round_up(found[1]), search.convex(found[1]))
+
+
+def _round_up(value: float) -> float:
+    if value == 0:
+        return 0.0
+    cell = 2.0 ** (math.floor(math.log2(value)) - BITS)
+    return up(math.ceil(value / cell) * cell)
+
+
+def _domain(model: FileModel, bounds: Bounds, width: int) -> RecordBox:
+    """The box of z and the columns, from the declared bounds."""
+    source = model.source
+    predictors = sum(one.type.size for one in source.predictors)
+    dim = predictors * width + sum(one.type.size for one in source.parameters)
+    region = bounds.sizes("region", dim)
+    if region is None:
+        raise InputError("Bounds(region)", "none for a model file", "Declare region=..., a bound on the parameters.")
+    reach, weight = np.zeros(predictors), 0.0
+    if predictors:
+        if bounds.norm is None and bounds.box is None:
+            raise InputError("Bounds", "no bound on the covariates", "Declare norm=... or box=..., or both.")
+        rows = region[: predictors * width].reshape(predictors, width)
+        box = bounds.sizes("box", width)
+        by_box = np.full(predictors, np.inf) if box is None else rows @ box
+        by_norm = np.inf if bounds.norm is None else bounds.norm * np.linalg.norm(rows, axis=1)
+        reach = np.minimum(by_box, by_norm) * (1 + 4 * ROUNDING)
+        weight = largest_row(bounds, np.eye(width)).k_2 ** 2
+    numbers = tuple(one for one in source.columns if one.domain != "index" and one.domain not in KNOWN)
+    levels = tuple(one for one in source.columns if one not in numbers)
+    if any(one.type.shape for one in levels) or source.group is not None:
+        raise InputError("Site(budget)", "a model of groups of rows", "Budgets need one row for each record.")
+    ends = [_declared_range(one, bounds) for one in numbers]
+    high = np.concatenate([reach, region[predictors * width :], [end for _, end in ends]])
+    low = np.concatenate([-reach, -region[predictors * width :], [begin for begin, _ in ends]])
+    weights = np.concatenate([np.full(predictors, weight), np.ones(dim - predictors * width)])
+    return RecordBox(low, high, weights, numbers, levels)
+
+
+def _declared_range(column: FileColumn, bounds: Bounds) -> tuple[float, float]:
+    if column.name not in (bounds.columns or {}):
+        raise InputError(
+            f"Bounds(columns: {column.name})",
+            "none for a column of a model file",
+            "Declare the range of its values: columns={" + repr(column.name) + ": (low, high)}.",
+        )
+    return bounds.columns[column.name]
+
+
+class _Search:
+    """Branch and bound for one model: the functions that it needs, compiled once."""
+
+    def __init__(self, model: FileModel, domain: RecordBox, constants: dict[str, np.ndarray]):
+        self.model, self.domain, self.constants = model, domain, constants
+        self.size = len(domain.weights)
+        values = [range(one.levels) if one.domain == "index" else (0, 1) for one in domain.levels]
+        if math.prod(len(one) for one in values) > MOST_LEVELS:
+            raise InputError("Site(budget)", f"more than {MOST_LEVELS} combinations of levels", "Merge levels.")
+        every = list(itertools.product(*values))
+        self.levels = np.array(every, float).reshape(len(every), len(values))
+        self._made = {order: self._functions(order) for order in (1, 2)}
+
+    def largest(self, order: int) -> float:
+        """The bound on the norm of the gradient (order one) or the Hessian (two), on all levels."""
+        return supremum(*self._made[order], *self._boxes())
+
+    def _boxes(self) -> tuple[np.ndarray, np.ndarray]:
+        """A box for each combination of levels; its sides along the levels have no length."""
+        levels = self.levels
+        ends = (np.tile(end, (len(levels), 1)) for end in (self.domain.low, self.domain.high))
+        low, high = (np.concatenate([end, levels], 1) for end in ends)
+        return low, high
+
+    def convex(self, bound: float) -> bool:
+        """Whether f is a convex function of one predictor alone, by enclosures of its second derivative."""
+        if self.size != 1 or not self.model.source.predictors:
+            return False
+        split, room = len(self.domain.low), FLAT * bound / self.domain.weights[0]
+
+        def below(low, high):
+            found = self._enclose(2, low[:split], high[:split], low[split:])
+            return jnp.maximum(-room - jnp.ravel(found.lo if isinstance(found, Interval) else found)[0], 0.0)
+
+        upper = jax.jit(jax.vmap(below))
+        return supremum(upper, lambda points: np.zeros(len(points)), *self._boxes(), most=PATIENCE) == 0
+
+    def unbounded(self) -> list[str]:
+        """The parameters with respect to which a derivative has no bound on the whole box."""
+        source, names = self.model.source, []
+        for one in (*source.predictors, *source.parameters):
+            names += [one.name] * one.type.size
+        box, bad = (jnp.asarray(self.domain.low), jnp.asarray(self.domain.high)), set[str]()
+        sizes = jax.jit(lambda levels: self._magnitudes(1, *box, levels))
+        for levels in self.levels:
+            found = np.asarray(sizes(jnp.asarray(levels)))
+            bad |= {names[k] for k in np.flatnonzero(~np.isfinite(found))}
+        return [name for name in dict.fromkeys(names) if name in bad] or ["its parameters"]
+
+    def _derivative(self, order: int):
+        """The derivative of f with respect to z, as a function of z, columns that are numbers, and levels."""
+
+        def f(z, numbers, levels):
+            values: dict[str, Any] = dict(self.constants)
+            begin = 0
+            for one in (*self.model.source.predictors, *self.model.source.parameters):
+                values[one.name] = jnp.reshape(z[begin : begin + one.type.size], one.type.shape)
+                begin += one.type.size
+            for part, given in ((self.domain.columns, numbers), (self.domain.levels, levels)):
+                values |= {one.name: given[k].astype(one.type.dtype) for k, one in enumerate(part)}
+            return evaluate(self.model.source.likelihood, values)[""]
+
+        return jax.grad(f) if order == 1 else jax.hessian(f)
+
+    def _enclose(self, order: int, low, high, levels):
+        n = self.size
+        return enclose(self._derivative(order))(Interval(low[:n], high[:n]), Interval(low[n:], high[n:]), levels)
+
+    def _magnitudes(self, order: int, low, high, levels):
+        found = self._enclose(order, low, high, levels)
+        return found.magnitude if isinstance(found, Interval) else jnp.abs(found)
+
+    def _norm(self, order: int, sizes):
+        """The norm in coefficients and parameters, from the derivatives with respect to z."""
+        weights = jnp.asarray(self.domain.weights)
+        weights = weights if order == 1 else weights[:, None] * weights
+        return jnp.sqrt(jnp.sum(weights * sizes**2)) * (1 + 1e-12)
+
+    def _functions(self, order: int):
+        split = len(self.domain.low)
+
+        def upper(low, high):
+            return self._norm(order, self._magnitudes(order, low[:split], high[:split], low[split:]))
+
+        def value(point):
+            n = self.size
+            return self._norm(order, self._derivative(order)(point[:n], point[n:split], point[split:]))
+
+        return jax.jit(jax.vmap(upper)), jax.jit(jax.vmap(value))
+
+
+# Branch and bound ------------------------------------------------------------------------------------------------------
+
+
+Boxes = np.ndarray
+
+
+def supremum(
+    upper: Callable[[Boxes, Boxes], np.ndarray],
+    value: Callable[[Boxes], np.ndarray],
+    low: Boxes,
+    high: Boxes,
+    most: int = MOST_BOXES,
+) -> float:
+    """An upper bound on ``value`` over the union of boxes; infinite if none is found.
+
+    Parameters
+    ----------
+    upper : callable
+        Maps corners of shape (`BATCH`, n) to bounds on the values in the boxes between them, of shape (`BATCH`,).
+    value : callable
+        Maps points of shape (`BATCH`, n) to values.
+    low, high : arrays of shape (k, n)
+        Corners of the boxes.
+    most : int
+        Maximum number of boxes.
+    """
+    width = np.maximum((high - low).max(0), 1e-300)
+    bounds, found = _bound_boxes(upper, value, low, high)
+    settled, seen = 0.0, len(low)
+    while len(low):
+        open_ = ~(bounds <= found * (1 + SHARE))
+        settled = max(settled, float(np.max(bounds[~open_], initial=0.0)))
+        low, high, bounds = low[open_], high[open_], bounds[open_]
+        if not len(low) or seen >= (most if np.isfinite(bounds).all() else min(most, PATIENCE)):
+            break
+        order = np.argsort(-bounds, kind="stable")
+        first, rest = order[: BATCH // 2], order[BATCH // 2 :]
+        left, right = _halves(low[first], high[first], width)
+        new_low, new_high = np.concatenate([left[0], right[0]]), np.concatenate([left[1], right[1]])
+        tighter, more = _bound_boxes(upper, value, new_low, new_high)
+        tighter = np.minimum(tighter, np.tile(bounds[first], 2))
+        low, high = np.concatenate([low[rest], new_low]), np.concatenate([high[rest], new_high])
+        bounds, found, seen = np.concatenate([bounds[rest], tighter]), max(found, more), seen + len(new_low)
+    return max(settled, float(np.max(bounds, initial=0.0)))
+
+
+def _halves(low: Boxes, high: Boxes, width: np.ndarray) -> tuple[tuple[Boxes, Boxes], tuple[Boxes, Boxes]]:
+    """The two halves of each box, split along the side that is longest relative to the whole."""
+    side = np.argmax((high - low) / width, 1)
+    rows = np.arange(len(low))
+    middle = 0.5 * (low[rows, side] + high[rows, side])
+    below, above = high.copy(), low.copy()
+    below[rows, side] = above[rows, side] = middle
+    return (low, below), (above, high)
+
+
+def _bound_boxes(upper, value, low: Boxes, high: Boxes) -> tuple[np.ndarray, float]:
+    """An upper bound for each box, infinite if there is none, and the largest value at their midpoints."""
+    bounds, found = np.empty(len(low)), 0.0
+    for at in range(0, len(low), BATCH):
+        here = np.minimum(np.arange(at, at + BATCH), len(low) - 1)
+        bounds[here] = np.asarray(upper(low[here], high[here]))
+        points = np.asarray(value(0.5 * (low[here] + high[here])))
+        found = max(found, float(np.max(points[np.isfinite(points)], initial=0.0)))
+    return np.where(np.isnan(bounds), np.inf, bounds), found
+
+
+# Arrivals of a model file under a privacy budget: what one record can change, and how long a walk can take.
+#
+# A flip's rate is ``(v_i ∂_i(U − q))_+ + ρ|v_i|``. The site computes ``∇U = Sᵀ G``, where G is a sum over records of
+# gradients in the model's own parameters. Each is computed by itself, scaled down if it is longer than the certified bound b
+# of `file_bounds`, set to zero if it is not finite, and rounded to multiples of a power of two, so that G is exact in every
+# order of summation.
+#
+# **Sensitivity.** A record's part g has ``|g| ≤ b' = b(1 + 10⁻¹²) + √k q/2``, whatever its program computes, at the same
+# computed point x for both of two neighbours. All shapes are public, since records are padded to the declared maximum
+# number: both run the same compiled program, in which a record's part depends on that record alone. Adding or removing a
+# record changes ``∇U`` by ``Sᵀ g``, replacing one by ``Sᵀ(g − g̃)``: at most ``‖Sᵀ‖ b'``, or twice that, in each norm of
+# the account. Products with S are rounded by at most ``γ_{k+2} N b' |S_{·i}|`` in coordinate i.
+#
+# **Region.** Within the declared region no gradient is longer than b, nothing is scaled down, and the rates are those of the
+# model: the chain is exact. A plan that leaves the region is refused from public facts (code REGION), and the run ends; it
+# never continues with clipped rates.
+#
+# **Work.** A ceiling on rates that came from the records could end a walk at a time that depends on them. Here it is
+# public: ``c_i = N b' |S_{·i}|`` for the records, with N their declared maximum number. In the proof of
+# `fedpdmc.privacy.budget_planning` the ceiling is then at most ``V + W + E`` with W from the control variate alone and
+# ``2c`` added to E: the control variate's signed rate is at most ``V + c``, the records' ceiling is c, and the records' rate
+# changes by at most 2c, which is within ``V/2`` where ``W + E ≤ V/2``.
+
+
+def longest(model: RecordModel, budget: Budget) -> float:
+    """``b'``: no record's part of the sum is longer."""
+    bound = file_bounds(model, budget).gradient
+    return up(bound * (1 + SCALED) + math.sqrt(model.dim or 0) * grid(bound, budget.bounds.most_records) / 2)
+
+
+def file_change(model: RecordModel, budget: Budget, scale: np.ndarray) -> Sensitivity:
+    """K of the records' gradient in whitened coordinates, ``scale`` being the rows of S."""
+    factor = 2 if budget.neighbours == "replace" else 1
+    most = largest_row(Bounds(norm=longest(model, budget)), scale)
+    return Sensitivity(*(up(factor * k) for k in most))
+
+
+def file_limits(model: RecordModel, budget: Budget, scale: np.ndarray, known: Sensitivity, excess: float) -> Limits:
+    """Limits on plans, and K with rounding: of products with S, of the control variate and of levels.
+
+    Raises
+    ------
+    InputError
+        Rounding is as large as the effect of one record.
+    """
+    rows, dim = scale.shape
+    slope, wide = min(STEEPEST * known.k_2, MOST_SLOPE), math.sqrt(dim)
+    total = budget.bounds.most_records * longest(model, budget) * float(np.linalg.norm(scale))
+    off = up(gamma(rows + 2) * total + 4 * UNIT * ((dim + 4) * slope + total + wide * excess) + wide * LEVELS)
+    if not 2 * off <= LARGEST_SHARE * known.k_2:
+        raise InputError(
+            "Bounds(most_records)",
+            f"{budget.bounds.most_records:,}: rounding changes a rate by {2 * off / known.k_2:.3g} of what a record can",
+            "Declare no more records than there can be, and a reference with the scale of the posterior.",
+        )
+    k_inf, k_1, k_2 = known
+    return Limits(FARTHEST, slope, off, Sensitivity(up(k_inf + 2 * off), up(k_1 + 2 * wide * off), up(k_2 + 2 * off)))
+
+
+def file_ceiling(model: RecordModel, budget: Budget, scale: np.ndarray) -> float:
+    """The largest ``c_i``: a bound on the records' rate per unit of speed, whatever they are."""
+    return up(
+        budget.bounds.most_records * longest(model, budget) * float(np.linalg.norm(scale, axis=0).max()) * (1 + 1e-8)
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class ClippedSum:
+    """``Σ_n c(∇f_n)(x)`` over padded records."""
+
+    function: Any
+    bound: float
+    unit: float
+
+    def __call__(self, x, data):
+        """The sum, by blocks of records."""
+
+        def add(total, block):
+            parts = record_gradients(self.function, x, {**block, **data["same"]})
+            return total + clip_and_add(block[WEIGHTS], parts, self.bound, self.unit), None
+
+        return jax.lax.scan(add, jnp.zeros(x.shape), data["blocks"])[0]
+
+
+@double_precision
+def clipped_records(model: RecordModel, budget: Budget) -> ClippedRecords:
+    """The records as a private site walks with them: padded to the declared maximum, so that all shapes are public."""
+    bound, most, n = file_bounds(model, budget).gradient, budget.bounds.most_records, model.records
+    blocks = -(-most // WALK_BLOCK)
+    rows = np.minimum(np.arange(blocks * WALK_BLOCK), n - 1)
+
+    def cut(value):
+        array = np.asarray(value)[rows]
+        return jnp.asarray(array.reshape(blocks, WALK_BLOCK, *array.shape[1:]))
+
+    data = {key: cut(value) for key, value in model.data.items() if key != CONSTANTS}
+    data[WEIGHTS] = data[WEIGHTS] * jnp.asarray(
+        (np.arange(blocks * WALK_BLOCK) < n).astype(float).reshape(blocks, WALK_BLOCK)
+    )
+    whole = {"blocks": data, "same": {CONSTANTS: model.data[CONSTANTS]}}
+    total = most * longest(model, budget)
+    return ClippedRecords(
+        ClippedSum(model.function, bound, grid(bound, most)), whole, jnp.asarray(total), model.dim or 0
+    )

@@ -1,0 +1,216 @@
+"""The law of a record's response given the parameters, for the families of a contract."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedpdmc.errors import InputError
+from fedpdmc.models.families import FAMILIES, Law, Survival
+from fedpdmc.models.model_file.records import CONSTANTS, DESIGN, WEIGHTS
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from fedpdmc.study.contract import Study
+    from fedpdmc.study.schema import Column
+
+# Numbers in a block of records by draws.
+MOST_NUMBERS = 4_000_000
+# The same in a compiled block, whose arrays stay in the processor's cache.
+COMPILED_NUMBERS = 2**18
+
+
+# What a survival family has at a time; the median needs none.
+OF_TIMES = ("survival", "hazard", "restricted_mean")
+
+
+def own_units(values: np.ndarray, response: Column) -> np.ndarray:
+    """Values of a standardised response in its own units."""
+    return values * response.scale + response.center if response.type == "number" else values
+
+
+class PredictorTerms(NamedTuple):
+    """Minus log likelihoods of a family of one linear predictor, up to a number of the record."""
+
+    family: str
+    df: float = 1.0
+    scale: float | None = None
+
+    def terms(self, x: Any, rows: Any) -> Any:
+        """Of each record at one draw."""
+        width = rows[DESIGN].shape[1]
+        z, y = rows[DESIGN] @ x[:width] + rows["offset"], rows["y"]
+        if self.family == "logistic":
+            return jnp.maximum(z, 0) + jnp.log1p(jnp.exp(-jnp.abs(z))) - y * z
+        if self.family == "poisson":
+            return jnp.exp(z) - y * z
+        log_scale = x[-1] if self.scale is None else jnp.log(self.scale)
+        square = ((z - y) * jnp.exp(-log_scale)) ** 2
+        heavy = self.family == "student_t"
+        return log_scale + (0.5 * (self.df + 1) * jnp.log1p(square / self.df) if heavy else 0.5 * square)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _log_density(terms: Callable[..., Any], draws: Any, rows: Any, constants: Any, first: Any, weight: Any) -> Any:
+    """Weighted log densities of shape (B, S), given those at the first draw."""
+    data = {**rows, CONSTANTS: constants}
+    level = first + weight * terms(draws[0], data)
+    return level[:, None] - weight[:, None] * jax.vmap(lambda x: terms(x, data), out_axes=1)(draws)
+
+
+class Outcome:
+    """The response of the records of a study, in the units of the model.
+
+    Parameters
+    ----------
+    study : Study
+    draws : array of shape (S, d)
+        Of the study's parameters.
+    site : str, optional
+        Whose constants are used, where a model has some; the first site's if None.
+    """
+
+    def __init__(self, study: Study, draws: np.ndarray, site: str | None = None):
+        if study.family not in FAMILIES:
+            raise InputError("sites", f"a study of family {study.family!r}", f"Assessments know {', '.join(FAMILIES)}.")
+        if study.effects is not None:
+            raise InputError(
+                "sites", "effects of groups in the formula", "They stay at their sites: assess a formula without them."
+            )
+        self.study, self.draws, self.site = study, np.asarray(draws, float), site
+        terms = len(study.design.names)
+        self._entries = 1 if study.model is None else sum(one.type.size for one in study.model.model.source.predictors)
+        shape = (len(self.draws), self._entries, terms)
+        self._coefficients = self.draws[:, : self._entries * terms].reshape(shape)
+        self._other = self.draws[:, self._entries * terms :]
+        self._constants = {} if study.model is None else study.model.constants_of(site or study.sites[0])
+
+    @property
+    def response(self) -> Column:
+        """The declaration of the response."""
+        return self.study.columns[self.study.design.response_name]
+
+    def law(self, records: pd.DataFrame) -> Law:
+        """The law of the response of each record at each draw."""
+        offset, X = self.study.offset(records), self.study.design.matrix(records)
+        eta = np.einsum("np,skp->nsk", X, self._coefficients, optimize=True)
+        if offset is not None:
+            eta += offset[:, None, None]
+        vector = self.study.family == "multinomial_logit"
+        constants = {**self._constants, **self.study.options, "trials": self.study.trials}
+        return FAMILIES[self.study.family].law(eta if vector else eta[..., 0], self._other, constants)
+
+    def observed(self, records: pd.DataFrame) -> np.ndarray:
+        """The responses, of shape (n, 1)."""
+        return self.study.design.response(records)[:, None]
+
+    def own(self, records: pd.DataFrame) -> dict[str, np.ndarray]:
+        """The family's columns other than those of the linear predictor, by the family's names for them."""
+        if self.study.model is None:
+            trials = self.study.trials
+            return {} if trials is None else {"trials": np.asarray(records[trials], float)[:, None]}
+        found = {}
+        for name, column in self.study.model.columns.items():
+            values = records[column]
+            codes = values.cat.codes if self.study.columns[column].type == "level" else values
+            found[name] = np.asarray(codes, float)[:, None]
+        return found
+
+    def mean(self, records: pd.DataFrame) -> np.ndarray:
+        """The expected response of each record at each draw, (n, S); of levels their probabilities, (n, S, K)."""
+        return self.law(records).mean()
+
+    def log_density(self, records: pd.DataFrame) -> np.ndarray:
+        """Log density of each record's response at each draw, times its weight, of shape (n, S)."""
+        found = self.law(records).log_density(self.observed(records), self.own(records))
+        return self.study.record_weights(records)[:, None] * found
+
+    def expected(self, records: pd.DataFrame, kind: str, at: float) -> np.ndarray:
+        """The mean, or of survival families what `predict` knows at a time, in the response's own units."""
+        law, response = self.law(records), self.response
+        if kind == "mean":
+            return own_units(law.mean(), response)
+        if not isinstance(law, Survival):
+            raise InputError("kind", repr(kind), f"It is of survival families, not of {self.study.family}.")
+        found = law.of(kind, (at - response.center) / response.scale)
+        return (
+            found if kind == "survival" else found / response.scale if kind == "hazard" else own_units(found, response)
+        )
+
+    def compiled(self, records: pd.DataFrame) -> Iterator[tuple[np.ndarray, Any]]:
+        """Log densities by compiled blocks of one size, which all sites share: the records' places, and an array (B, S).
+
+        The last block is filled up with copies of the first record. What does not depend on parameters comes from the law
+        at the first draw. Needs 64-bit types.
+        """
+        n, weight = len(records), self.study.record_weights(records)
+        first = Outcome(self.study, self.draws[:1], self.site).log_density(records)[:, 0]
+        if self.study.model is not None:
+            model = self.study.model.potential(records, self.site or self.study.sites[0])
+            terms, data, constants = model.function.terms, dict(model.data), model.data[CONSTANTS]
+            rows = {key: np.asarray(data[key]) for key in data.keys() - {CONSTANTS}} | {WEIGHTS: np.ones(n)}
+        else:
+            options, constants = self.study.options, {}
+            offset, y = self.study.offset(records), self.observed(records)[:, 0]
+            known = {key: options[key] for key in ("df", "scale") if key in options}
+            terms = PredictorTerms(self.study.family, **known).terms
+            if (trials := self.own(records).get("trials")) is not None:
+                weight, y = weight * trials[:, 0], y / np.maximum(trials[:, 0], 1.0)
+            offset = np.zeros(n) if offset is None else offset
+            rows = {DESIGN: self.study.design.matrix(records), "offset": offset, "y": y}
+        size = max(2 ** int(np.log2(COMPILED_NUMBERS / len(self.draws))), 16)
+        draws = jnp.asarray(self.draws)
+        for start in range(0, n, size):
+            at = np.arange(start, start + size)
+            at = np.where(at < n, at, 0)
+            block = {key: value[at] for key, value in rows.items()}
+            yield at[: n - start], _log_density(terms, draws, block, constants, first[at], weight[at])
+
+    def draw(self, records: pd.DataFrame, rng: np.random.Generator) -> np.ndarray:
+        """A new response under each draw, of shape (n, S); a time until the event itself."""
+        return self.law(records).draw(self.own(records), rng)
+
+    def blocks(self, records: pd.DataFrame) -> Iterator[pd.DataFrame]:
+        """The records in blocks that fit into memory together with all draws."""
+        pieces = max(self._entries + 1, self._other.shape[1], 1)
+        size = max(MOST_NUMBERS // (pieces * max(len(self.draws), 1)), 1)
+        for start in range(0, len(records), size):
+            yield records.iloc[start : start + size]
+
+
+class Responses(NamedTuple):
+    """The responses of a site in this process."""
+
+    study: Study
+    site: str
+    records: pd.DataFrame
+
+    def groups(
+        self, draws: np.ndarray, log_density: bool, predictive: bool, rng: np.random.Generator
+    ) -> dict[str, np.ndarray]:
+        """What was ``observed``, and for each record and draw its log density, weighted, and a new response."""
+        outcome = Outcome(self.study, draws, self.site)
+        one, parts = outcome.response, {"observed": [], "log_likelihood": [], "predictive": []}
+
+        def own(values: np.ndarray) -> np.ndarray:
+            if one.type != "number":
+                return values.astype(np.int64)
+            values = values * one.scale + one.center
+            return np.exp(values) if one.log else values
+
+        for block in outcome.blocks(self.records):
+            law, y, other = outcome.law(block), outcome.observed(block), outcome.own(block)
+            parts["observed"].append(own(y)[:, 0])
+            if log_density:
+                stretch = np.log(one.scale) + (np.log(own(y)) if one.log else 0.0)
+                weight = self.study.record_weights(block)[:, None]
+                parts["log_likelihood"].append(weight * (law.log_density(y, other) - stretch))
+            if predictive:
+                parts["predictive"].append(own(law.draw(other, rng)))
+        return {name: np.concatenate(blocks) for name, blocks in parts.items() if blocks}
