@@ -231,8 +231,9 @@ class Reference(eqx.Module):
         The parameter whose tail is wider than the reference by the largest factor, and that factor of its variance.
     ridged : bool
         Whether that is so along a curved ridge only: rotations mix there, but need a long burn-in.
-    modes : tuple of dict
-        Other modes of the posterior: where, and with which share of its mass.
+    modes : tuple of dict, optional
+        Other modes of the posterior: where, and with which share of its mass. None if there may be some and they were not
+        searched for.
     """
 
     center: Float[Array, " d"]
@@ -247,7 +248,7 @@ class Reference(eqx.Module):
     starts: Starts | None = None
     narrow: tuple[int, float] | None = eqx.field(default=None, static=True)
     ridged: bool = eqx.field(default=False, static=True)
-    modes: tuple[dict[str, Any], ...] = eqx.field(default=(), static=True)
+    modes: tuple[dict[str, Any], ...] | None = eqx.field(default=(), static=True)
 
     @property
     def dim(self) -> int:

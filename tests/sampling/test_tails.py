@@ -190,6 +190,28 @@ def test_a_distant_mode_is_found_and_named_and_nothing_is_converged():
     assert not post.verdict and "another mode at x0 = " in str(post.verdict) and "one mode" in post.verdict.remedies[-1]
 
 
+@pytest.mark.parametrize(("limit", "count"), [(20.0, 1), (0.0, 0)])
+def test_another_mode_within_constraints_is_found_and_one_outside_is_not(limit, count):
+    site, normal = two_modes(9.0), fp.models.normal_prior(2, scale=10.0)
+    limits = (np.array([[1.0, 0.0], [-1.0, 0.0]]), np.array([limit, 20.0]))
+    start = fp.Reference(np.array([-9.0, 0.0]), np.ones(2))
+    assert len(other_modes([site], normal, start, limits)[0]) == count
+    # Of a default call too, whose reference is the sites' own.
+    inside = (np.array([[1.0, 0.0], [-1.0, 0.0]]), np.array([20.0, 20.0]))
+    assert len(choose(Settings(sites=[site], prior=normal, constraints=inside)).reference.modes) == 1
+
+
+def test_a_search_for_modes_that_was_not_made_is_said():
+    normal, given = fp.models.normal_prior(2, scale=10.0), fp.Reference(np.zeros(2), np.ones(2))
+    for sites, known in [([two_modes(9.0)], False), (arms(), True)]:
+        post = fp.sample(
+            sites, normal, reference=given, dynamics=fp.ZigZag(), chains=16, duration=0.5, burn_in=0.1, seed=1,
+            progress=False,
+        )  # fmt: skip
+        assert post.settings["modes_searched"] == known and bool(post.verdict.note) != known
+        assert known or "reference was given" in post.verdict.note
+
+
 def test_another_mode_of_a_model_file_is_found():
     function = lambda x, row: (  # noqa: E731
         -jnp.logaddexp(-0.5 * (x["m"] - 9.0) ** 2, -0.5 * (x["m"] + 9.0) ** 2) + 0.5 * (x["b"] - row["y"]) ** 2

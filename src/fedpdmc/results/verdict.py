@@ -20,9 +20,9 @@ NARROW = 1.5  # variance of a tail over that of the reference, above which a sho
 NARROW_BURN_IN = 16 * QUARTER  # process time that forgets the start on a reference that is narrower than a tail
 # Drift, and error of the mean due to the beginning, that are small enough: in standard deviations.
 SMALL_DRIFT, SMALL_BIAS = 0.1, 0.01
-NOT_SEARCHED = (
-    "Other modes were not searched for: over a network that would ask sites for more points than contracts allow"
-)
+NOT_SEARCHED = "Other modes were not searched for: "
+NOT_ON_A_NETWORK = "over a network that would ask sites for more points than contracts allow"
+NOT_ASKED = "the reference was given or is the identity, or sites have private latents or a privacy budget"
 # Between what speaks against a run and what to do about it.
 TO_DO = " To do: "
 
@@ -150,9 +150,12 @@ def judge(found: Diagnosis, chains: int, settings: dict[str, Any], distance: flo
     remedies = _remedies(burn, more, ess, chains, settings, least) if reasons else []
     if other:
         remedies.append("write the model so that it has one mode, such as an order of the components (constraints=)")
+    unsearched = "" if settings.get("modes_searched", True) else NOT_SEARCHED
+    if unsearched:
+        unsearched += NOT_ON_A_NETWORK if "study" in settings else NOT_ASKED
     return Verdict(
         not reasons, tuple(reasons), tuple(remedies), ess, each, float(found.rhat.max()), float(found.floor.max()),
-        found.names[worst], float(found.tail[tail]), "" if settings.get("modes_searched", True) else NOT_SEARCHED,
+        found.names[worst], float(found.tail[tail]), unsearched,
     )  # fmt: skip
 
 

@@ -235,7 +235,9 @@ def choose(settings: Settings) -> Method:
     if constraints is not None:
         _check_constrained(members)
     start = _check_functions(members, prior, init, dim)
-    found, reference_name, control, control_name = _referenced(wanted, members, prior, dynamics, dim, start, named)
+    found, reference_name, control, control_name = _referenced(
+        wanted, members, prior, dynamics, dim, start, named, constraints
+    )
     check_centre(walls_of(constraints, found), found)
     if prior is not None and prior_at == "extra":
         members = (*members, PriorSite(prior))
@@ -294,6 +296,7 @@ def _referenced(
     dim: int,
     start: Any,
     names: Any,
+    constraints: tuple[np.ndarray, np.ndarray] | None,
 ) -> tuple[Reference, str, dict[str, ControlVariate], str]:
     """The reference and the control variates, each with its name."""
     reference = usual_reference(members, dynamics) if wanted.reference is None else wanted.reference
@@ -301,7 +304,7 @@ def _referenced(
         _check_enclosures(members, dynamics)
     optional = wanted.reference is None and wanted.dynamics is not None
     found, name = make_reference(
-        members, prior, reference, start=start, optional=optional, dim=dim, names=names, bend=wanted.constraints is None
+        members, prior, reference, start=start, optional=optional, dim=dim, names=names, constraints=constraints
     )
     if start is not None and not found.name:
         check_rays(members, start, np.asarray(found.matrix))
@@ -581,24 +584,26 @@ def make_reference(
     optional: bool,
     dim: int,
     names: list[str] | None,
-    bend: bool = True,
+    constraints: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> tuple[Reference, str]:
     """The reference and its name.
 
-    ``optional``: a reference from the sites' derivatives was not requested. If none exists, the identity is used. ``bend``:
-    whether log spreads may be bent; not with constraints.
+    ``optional``: a reference from the sites' derivatives was not requested. If none exists, the identity is used. Log
+    spreads are not bent with constraints. Other modes are searched for where the sites' derivatives are asked for.
     """
+    unknown = None if any(_may_have_several(site) for site in sites) else ()
     if isinstance(reference, Reference):
         found = check_reference(reference, dim)
+        found = found if found.modes or unknown is not None else dataclasses.replace(found, modes=None)
         check_bend(sites, prior, found.bend)
         plain = found.diagonal and not np.any(found.center) and bool(np.all(np.asarray(found.scale_tril) == 1))
         return found, found.name or LAPLACE if found.control is not None else "identity" if plain else "given"
-    identity = Reference(on_device(np.zeros(dim)), on_device(np.ones(dim)))
+    identity = Reference(on_device(np.zeros(dim)), on_device(np.ones(dim)), modes=unknown)
     if reference == "identity":
         return identity, reference
     try:
         if reference == VB:
-            found = vb(sites, prior, start=start, names=names, bend=bend)
+            found = vb(sites, prior, start=start, names=names, bend=constraints is None)
         else:
             found = laplace(sites, prior, start=start, names=names)
     except (ImproperPosterior, NoMode, ModeNotFound, NotFinite) as error:
@@ -609,14 +614,14 @@ def make_reference(
             f"{error} To choose: reference=fedpdmc.Reference(center, scales) or reference='identity'.",
         )
         return identity, "identity"
+    modes, rounds = other_modes(sites, prior, found, constraints)
+    found = dataclasses.replace(found, modes=modes, rounds=found.rounds + rounds)
     if reference == "diagonal":
         scale = found.scale_tril
         # Standard deviations of the Laplace approximation, one for each parameter.
         sds = scale if found.diagonal else jnp.sqrt(jnp.sum(scale**2, 1))
         return dataclasses.replace(found, scale_tril=sds), reference
-    # With constraints, modes may be outside of them.
-    modes, rounds = other_modes(sites, prior, found) if bend else ((), 0)
-    return dataclasses.replace(found, modes=modes, rounds=found.rounds + rounds), found.name
+    return found, found.name
 
 
 def usual_control(found: Reference, dynamics: Dynamics) -> str:
@@ -667,16 +672,21 @@ class _Enough(Exception):
 
 @double_precision
 def other_modes(
-    sites: Sequence[Member], prior: Quadratic | None, reference: Reference
-) -> tuple[tuple[dict[str, Any], ...], int]:
-    """Modes that are apart from the centre of the reference, and the rounds of looking for them.
+    sites: Sequence[Member],
+    prior: Quadratic | None,
+    reference: Reference,
+    constraints: tuple[np.ndarray, np.ndarray] | None = None,
+) -> tuple[tuple[dict[str, Any], ...] | None, int]:
+    """Modes within the constraints that are apart from the centre of the reference, and the rounds of looking for them.
 
     Sites in this process whose potentials may have several modes are asked: users' own functions, model files and Student-t
     regressions. Regressions of the other families have one. The share of a mode in the mass is Laplace's approximation.
+    None in place of the modes: there may be several, and they cannot be searched for.
     """
-    several = reference.bend is None and any(_may_have_several(site) for site in sites)
-    if not several or any(not isinstance(site, Site) or site.noisy or site.latents for site in sites):
+    if not any(_may_have_several(site) for site in sites):
         return (), 0
+    if reference.bend is not None or any(not isinstance(site, Site) or site.noisy or site.latents for site in sites):
+        return None, 0
     search = begin_search(sites, prior, None, None)
     scale, center = np.asarray(reference.matrix), np.asarray(reference.center)
     modes, rounds = [], 0
@@ -684,7 +694,9 @@ def other_modes(
     for start in [center + ASIDE * np.sqrt(np.sum(scale**2, 1)), *_starts(center, scale, prior)]:
         found, steps = _descend(search, start)
         rounds = max(rounds, steps)
-        if found is not None and all(_distance(found, mode) > SAME for mode in modes):
+        if found is None or (constraints is not None and np.any(constraints[0] @ found.point.x > constraints[1])):
+            continue
+        if all(_distance(found, mode) > SAME for mode in modes):
             modes.append(found)
     if len(modes) < 2:
         return (), rounds

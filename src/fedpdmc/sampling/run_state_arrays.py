@@ -128,7 +128,7 @@ def pack_reference(reference: Reference) -> tuple[dict[str, Any], dict[str, np.n
         "name": reference.name,
         "why": reference.why,
         "narrow": None if reference.narrow is None else list(reference.narrow),
-        "modes": list(reference.modes),
+        "modes": None if reference.modes is None else list(reference.modes),
     }
     return facts, arrays
 
@@ -138,10 +138,10 @@ def unpack_reference(facts: dict[str, Any], arrays: dict[str, np.ndarray]) -> Re
     control = None if facts["orders"] is None else unpack_control(facts["orders"], arrays)
     center, scale = jnp.asarray(arrays["center"]), jnp.asarray(arrays["scale_tril"])
     bend = Bend.unpacked(arrays)
-    narrow = tuple(facts["narrow"]) if facts.get("narrow") else None
+    narrow, modes = tuple(facts["narrow"]) if facts.get("narrow") else None, facts.get("modes", ())
     return Reference(
         center, scale, control, facts["rounds"], facts["bytes"], facts["name"], facts["why"], bend,
-        narrow=narrow, modes=tuple(facts.get("modes", ())),
+        narrow=narrow, modes=None if modes is None else tuple(modes),
     )  # fmt: skip
 
 
