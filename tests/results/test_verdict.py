@@ -103,6 +103,17 @@ def test_what_is_kept_from_the_beginning_is_looked_at():
     assert not found and any("begin" in reason for reason in found.reasons)
 
 
+@pytest.mark.parametrize(("burn_in", "forgotten"), [(1.0, False), (10.0, True)])
+def test_a_burn_in_shorter_than_the_memory_of_chains_is_no_convergence(burn_in, forgotten):
+    """Chains whose draws show nothing: they would not, if they began in a part of the posterior and stayed in it."""
+    rng = np.random.default_rng(11)
+    starts = rng.normal(size=(256, 3))
+    found = diagnose(autoregression(rng, 256, 200, starts, phi=0.95), NAMES, starts)
+    verdict = judge(found, 256, SETTINGS | {"burn_in": burn_in}, 0.0)
+    assert verdict.converged == forgotten
+    assert forgotten or ("units of time to forget" in str(verdict) and "burn_in = 21 or more" in verdict.remedies[0])
+
+
 def test_too_few_draws_are_no_convergence():
     rng = np.random.default_rng(5)
     found = verdict(autoregression(rng, 2, 200, rng.normal(size=(2, 3))), np.zeros((2, 3)))

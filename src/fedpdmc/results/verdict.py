@@ -20,6 +20,9 @@ NARROW = 1.5  # variance of a tail over that of the reference, above which a sho
 NARROW_BURN_IN = 16 * QUARTER  # process time that forgets the start on a reference that is narrower than a tail
 # Drift, and error of the mean due to the beginning, that are small enough: in standard deviations.
 SMALL_DRIFT, SMALL_BIAS = 0.1, 0.01
+# Error of a mean due to starts that are one standard deviation off, over its Monte Carlo error, that is small enough.
+# Without any burn-in 64 chains have 1 at an ESS of 1,000.
+SMALL_TRACE = 1.0
 NOT_SEARCHED = "Other modes were not searched for: "
 NOT_ON_A_NETWORK = "over a network that would ask sites for more points than contracts allow"
 NOT_ASKED = "the reference was given or is the identity, or sites have private latents or a privacy budget"
@@ -83,7 +86,8 @@ def judge(found: Diagnosis, chains: int, settings: dict[str, Any], distance: flo
 
     A statistic speaks against a run if it is both beyond chance and large enough to matter: R-hat above 1.01 and above
     its limit, a drift above a tenth of a standard deviation and above its limit, first draws beyond their limit that move
-    the mean by more than its Monte Carlo error, chains that started far out and differ from the others. A reference that is
+    the mean by more than its Monte Carlo error, chains that started far out and differ from the others, a burn-in that is
+    short against the time in which chains forget. A reference that is
     known to be narrower than a tail needs a long burn-in. Too few effective draws, in all, of the tails or for each chain,
     leave the question open, and an open question is not convergence.
 
@@ -124,6 +128,14 @@ def judge(found: Diagnosis, chains: int, settings: dict[str, Any], distance: flo
         reasons.append(
             f"chains that started far out differ from the others by {found.apart[i]:.2g} sd in {found.names[i]}"
         )
+        burn = True
+    # What is left of the starts when the draws begin, of chains that forget like exp(−t/τ), whatever the draws show of it.
+    fewest = np.maximum(np.minimum(np.minimum(found.ess, found.tail), found.scatter), 1e-300)
+    memory = chains * float(settings["duration"]) / (2 * fewest)
+    trace = np.exp(-settings["burn_in"] / np.maximum(memory, 1e-300)) * chains / (2 * np.sqrt(fewest))
+    if (trace > SMALL_TRACE).any():
+        i = int(np.argmax(trace))
+        reasons.append(f"chains take about {memory[i]:.2g} units of time to forget {found.names[i]}")
         burn = True
     narrow = settings.get("narrow") or {}
     if narrow.get("ratio", 1.0) > NARROW and settings["burn_in"] < NARROW_BURN_IN:
