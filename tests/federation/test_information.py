@@ -1,5 +1,6 @@
 """The account of bits: against direct computations, with predictors that cheat as negative controls, and its goals."""
 
+import contextlib
 import math
 import re
 
@@ -23,6 +24,7 @@ from fedpdmc.errors import LimitReached
 from fedpdmc.federation import derivative_rounding, messages
 from fedpdmc.federation.derivative_rounding import FINE, _rounded, release, surprise
 from fedpdmc.federation.site_agent import computation
+from fedpdmc.federation.site_agent.audit_log import Kind
 from fedpdmc.federation.site_agent.computation import DECISION
 from fedpdmc.federation.site_agent.information import (
     REFUSED,
@@ -33,6 +35,7 @@ from fedpdmc.federation.site_agent.information import (
 )
 from fedpdmc.operations.status import SiteBoard
 from fedpdmc.potentials import Quadratic
+from fedpdmc.privacy.data_sets import DataSets
 from fedpdmc.study import parse_study
 from fedpdmc.study.policy import read_policy
 
@@ -494,6 +497,43 @@ def test_refusals_and_reports_are_charged(tmp_path):
     after = account.bits
     assert ask(messages.AskAccount).bits == reported and account.bits == after
     agent.log.close()
+
+
+class Killed(BaseException):
+    """The plug was pulled."""
+
+
+@pytest.mark.parametrize("refunded", [True, False], ids=["refunded", "as before"])
+@pytest.mark.parametrize(("place", "kind"), [(0.0, Kind.ANSWER), (1e3, Kind.REFUSAL)], ids=["answer", "refusal"])
+def test_kills_between_the_charge_and_the_answer_cost_nothing(tmp_path, monkeypatch, place, kind, refunded):
+    """Nothing has left the site. Twenty such kills used up the limit of a study, and of all others with it."""
+    if not refunded:
+        monkeypatch.setattr(DataSets, "refund", lambda self, use, digest, request: self.bits(use))
+    folder = fed(tmp_path, FEW_ROUNDS, POLICY.replace("least_records = 2", "least_records = 20"), 100)
+    data = messages.encode(messages.Derive(bytes(16), 1, np.array([0.0, 0.0, place])))
+
+    def bits(killed):
+        agent = agent_of(folder, "north", tmp_path)
+        agent.join(messages.encode(messages.Welcome(bytes(16), folder.study.digest)))
+        append = agent.log.append
+
+        def pulled(entry, content):
+            if entry is kind and killed:
+                raise Killed
+            append(entry, content)
+
+        agent.log.append = pulled
+        with pytest.raises(Killed) if killed else contextlib.nullcontext():
+            agent.answer(data)
+        agent.log.close()
+        return agent.computation.information.bits
+
+    killed = [bits(True) for _ in range(20)]
+    once, whole = killed[0], bits(False)
+    assert once > 6 and whole == pytest.approx(once if refunded else 21 * once)
+    # A refusal that has left stays charged, and so is the next one.
+    if kind is Kind.REFUSAL:
+        assert bits(False) == pytest.approx(whole + once)
 
 
 @pytest.mark.parametrize("scaled", [True, False], ids=["scaled", "as before"])

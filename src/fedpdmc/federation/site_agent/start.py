@@ -157,5 +157,5 @@ def admit(
     limits = (
         bit_limits(policy, len(records), [len(set(texts[column])) for column in study.used]) if use.exact else NO_LIMITS
     )
-    keep = partial(register.charge, use, known[0].digest)
-    return partial(register.use, *known), Information(len(records), limits, register.bits(use), keep)
+    account = (partial(change, use, known[0].digest) for change in (register.charge, register.refund))
+    return partial(register.use, *known), Information(len(records), limits, register.bits(use), *account)
