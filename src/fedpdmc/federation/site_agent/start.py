@@ -28,7 +28,7 @@ from fedpdmc.privacy.budget import default_path
 from fedpdmc.privacy.data_sets import PERSON, DataSets, Use, marked_records
 from fedpdmc.study import Policy, Study
 from fedpdmc.study.contract import EXACT
-from fedpdmc.study.read_data import check_cells, identifying_texts, site_records
+from fedpdmc.study.read_data import check_cells, check_shares, identifying_texts, site_records
 
 logger = logging.getLogger("fedpdmc.site")
 
@@ -140,6 +140,7 @@ def admit(
     try_model_file(study, name, policy)
     if study.epsilon is None:
         check_cells(study, records, policy.least_cell)
+        check_shares(study, records, policy.largest_share)
     texts = {column: identifying_texts(values) for column, values in records.attrs["raw"].items()}
     # Outcomes are what the relation "label" protects: they must not decide whether the site takes part.
     hidden = {study.design.response_name} if study.label else set()
