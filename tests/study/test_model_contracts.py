@@ -90,6 +90,7 @@ def test_the_contract_gives_a_family_its_size(family):
         (DIGEST, "0" * 64, "where cloglog.fpm has"),
         ("cloglog.fpm", "../cloglog.fpm", "next to the contract"),
         ("cloglog.fpm", "cloglog.py", "next to the contract"),
+        ("cloglog.fpm", "--cloglog.fpm", "next to the contract"),
         ('formula = "ill ~ drug + age"', "", "formula"),
         ("ill ~ drug + age", "age ~ drug", "'y' is a level of two"),
         ("[prior]", '[model.columns]\ny = "ill"\n[prior]', "left of '~'"),
