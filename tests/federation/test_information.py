@@ -14,6 +14,7 @@ from tests.federation.studies import FEW_ROUNDS, ZIGZAG, Folder
 from tests.federation.test_derivative_disclosure import CAREFUL, OWN, RECORDS, Guarded
 from tests.federation.test_joint_plans import agent_of, connected
 from tests.study.contracts import POLICY, rows, write_csv
+from tests.study.test_model_contracts import TREND, trend_contract
 from typer.testing import CliRunner
 
 import fedpdmc as fp
@@ -23,7 +24,7 @@ from fedpdmc.clocks import AffineClock
 from fedpdmc.errors import LimitReached
 from fedpdmc.federation import derivative_rounding, messages
 from fedpdmc.federation.derivative_rounding import FINE, _rounded, release, surprise
-from fedpdmc.federation.site_agent import computation
+from fedpdmc.federation.site_agent import computation, start
 from fedpdmc.federation.site_agent.audit_log import Kind
 from fedpdmc.federation.site_agent.computation import DECISION
 from fedpdmc.federation.site_agent.information import (
@@ -38,6 +39,7 @@ from fedpdmc.potentials import Quadratic
 from fedpdmc.privacy.data_sets import DataSets
 from fedpdmc.study import parse_study
 from fedpdmc.study.policy import read_policy
+from fedpdmc.study.read_data import site_records
 
 HORIZON, C = 1.5, 0.4
 # Nats of a drawn velocity, for who expects N(0, I).
@@ -275,6 +277,24 @@ def test_default_limits_follow_from_the_table(tmp_path):
     assert study == pytest.approx(0.5 * table_bits(60, 280) / 60) and 1.5 < study < 2 < every < 4
     assert bit_limits(policy(""), 60, [60] * 8) == (4.0, 8.0)
     assert bit_limits(policy("most_bits = 20.0"), 60, [2, 2, 70]) == (20.0, every)
+
+
+def test_a_group_of_rows_is_one_record_in_the_account(tmp_path, monkeypatch):
+    """With the visits of a patient as records of their own she had the bits of three; with the key as a column, more."""
+    monkeypatch.setattr(start, "try_model_file", lambda *given: None)
+    (tmp_path / "policy.toml").write_text(POLICY.partition("most_bits")[0].replace("= 0.5", "= 9"))
+    rows = [(f"p{k // 3}", k % 2, k % 3) for k in range(180)]
+    (tmp_path / "n.csv").write_text("\n".join(["patient,y,at", *(",".join(map(str, row)) for row in rows)]) + "\n")
+    study, policy = (
+        parse_study(trend_contract().encode(), lambda name: TREND.encode()),
+        read_policy(tmp_path / "policy.toml"),
+    )
+    given = study, "north", site_records(study, "north", tmp_path / "n.csv"), policy, tmp_path / "ledger.db"
+    account = start.admit(*given)[1]
+    assert account.records == 60 and account.left == pytest.approx(0.5 * table_bits(180, 6))
+    policy.most_bits = 4.0
+    policy.most_bits_in_all = 4.0
+    assert start.admit(*given)[1].left == pytest.approx(4.0 * 60)
 
 
 CONTRACT = """

@@ -55,9 +55,9 @@ def table_bits(records: int, rows: float) -> float:
     return float(-betaln(records + 1, rows) - math.log(records + rows)) / math.log(2)
 
 
-def bit_limits(policy: Policy, records: int, values: Sequence[int]) -> tuple[float, float]:
-    """The policy's limits for each record; its defaults from the numbers of different values in the site's columns."""
-    own = table_bits(records, math.prod(map(float, values))) / max(records, 1)
+def bit_limits(policy: Policy, records: int, values: Sequence[int], rows: int | None = None) -> tuple[float, float]:
+    """The policy's limits for each record, of one row or several; defaults from the numbers of values in the columns."""
+    own = table_bits(rows or records, math.prod(map(float, values))) / max(records, 1)
     defaults = (min(most, part * own) for most, part in zip(MOST_BITS, PARTS_OF_TABLE, strict=True))
     given = policy.most_bits, policy.most_bits_in_all
     return tuple(usual if limit is None else limit for limit, usual in zip(given, defaults, strict=True))  # type: ignore

@@ -155,8 +155,9 @@ def admit(
     use = Use(study.name, study.digest.hex(), name, policy.dataset or "", exact)
     known = register.hash_records(columns), use, policy.least_difference or 0
     register.use(*known, register=False)
-    limits = (
-        bit_limits(policy, len(records), [len(set(texts[column])) for column in study.used]) if use.exact else NO_LIMITS
-    )
+    # A group of rows is one record, and its key is not what an attacker wants to know.
+    count, key = study.count(records), "" if study.model is None else study.model.group
+    values = [len(set(texts[column])) for column in study.used if column != key]
+    limits = bit_limits(policy, count, values, len(records)) if use.exact else NO_LIMITS
     account = (partial(change, use, known[0].digest) for change in (register.charge, register.refund))
-    return partial(register.use, *known), Information(len(records), limits, register.bits(use), *account)
+    return partial(register.use, *known), Information(count, limits, register.bits(use), *account)
