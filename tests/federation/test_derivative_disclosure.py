@@ -21,6 +21,7 @@ from fedpdmc.federation.derivative_rounding import FINE
 from fedpdmc.federation.grpc.client import serve
 from fedpdmc.federation.remote import RemoteFederation, RemoteSite
 from fedpdmc.federation.resume import _mode
+from fedpdmc.federation.site_agent import start
 from fedpdmc.federation.site_agent.audit_replay import replay
 from fedpdmc.federation.site_agent.request_checks import SPARE
 from fedpdmc.federation.site_agent.start import open_agent
@@ -534,6 +535,38 @@ def test_small_cells_are_refused_when_records_are_read(tmp_path):
         assert "least_cell = 3" in str(error.value) and "2 records" in str(error.value)
     write_csv(folder.path / "north.csv", [("no", "placebo", age) for _, _, age in table])
     folder.agent("north", tmp_path / "store").log.close()
+
+
+SPIKE = (
+    OWN.replace("ill ~ drug + age", "ill ~ drug + I(0.001 / ((age - 65) ** 2 + 0.000001))")
+    .replace("[dynamics]", '[dynamics]\nkind = "ZigZag"')
+    .replace('derivatives = "own"', 'derivatives = "none"')
+)
+
+
+def test_a_term_that_one_record_carries_is_refused_where_no_derivatives_are_released(tmp_path, monkeypatch):
+    """A formula that asks about the age of 65. Without the check the first arrivals tell the outcome of who has it."""
+
+    def opened(ill, place, contract=SPIKE):
+        folder = Guarded(tmp_path / place, contract, CAREFUL + f'dataset = "{place}"\n')
+        lines = [f"{'yes' if k % 3 else 'no'},{'verum' if k % 2 else 'placebo'},{40 + k % 20},A" for k in range(99)]
+        (folder.path / "north.csv").write_text("\n".join(["ill,drug,age,ward", *lines, f"{ill},verum,65,A"]) + "\n")
+        return folder.agent("north", folder.path / "store")
+
+    with pytest.raises(InputError, match="one record with a share of 1 in some direction.*largest_share = 0.75"):
+        opened("yes", "checked")
+    opened("yes", "honest", SPIKE.replace("I(0.001 / ((age - 65) ** 2 + 0.000001))", "age + I(age ** 2)")).log.close()
+    monkeypatch.setattr(start, "check_shares", lambda *given: None)
+    told = []
+    for ill in ("yes", "no"):
+        agent = opened(ill, ill)
+        nothing = np.zeros(3), np.ones(3), 0, np.zeros((0, 0)), np.zeros(0), np.zeros(0)
+        agent.answer(messages.encode(messages.Open(RUN, 1, 4, 1, *nothing)))
+        way = np.broadcast_to([1.0, 1.0, -1.0], (4, 1, 3)).copy()
+        plans = np.zeros(4, int), np.tile([0.7, 0.0, 0.0], (4, 1)), np.full((4, 1), 0.01), way, np.arange(4)
+        told.append(messages.decode(agent.answer(messages.encode(messages.Plans(RUN, 2, *plans)))).rang.tolist())
+        agent.log.close()
+    assert told == [[1] * 4, [0] * 4]
 
 
 def test_the_largest_share_is_that_of_the_worst_direction():

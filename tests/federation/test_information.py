@@ -1,5 +1,6 @@
 """The account of bits: against direct computations, with predictors that cheat as negative controls, and its goals."""
 
+import contextlib
 import math
 import re
 
@@ -13,6 +14,7 @@ from tests.federation.studies import FEW_ROUNDS, ZIGZAG, Folder
 from tests.federation.test_derivative_disclosure import CAREFUL, OWN, RECORDS, Guarded
 from tests.federation.test_joint_plans import agent_of, connected
 from tests.study.contracts import POLICY, rows, write_csv
+from tests.study.test_model_contracts import TREND, trend_contract
 from typer.testing import CliRunner
 
 import fedpdmc as fp
@@ -22,7 +24,8 @@ from fedpdmc.clocks import AffineClock
 from fedpdmc.errors import LimitReached
 from fedpdmc.federation import derivative_rounding, messages
 from fedpdmc.federation.derivative_rounding import FINE, _rounded, release, surprise
-from fedpdmc.federation.site_agent import computation
+from fedpdmc.federation.site_agent import computation, start
+from fedpdmc.federation.site_agent.audit_log import Kind
 from fedpdmc.federation.site_agent.computation import DECISION
 from fedpdmc.federation.site_agent.information import (
     REFUSED,
@@ -33,8 +36,10 @@ from fedpdmc.federation.site_agent.information import (
 )
 from fedpdmc.operations.status import SiteBoard
 from fedpdmc.potentials import Quadratic
+from fedpdmc.privacy.data_sets import DataSets
 from fedpdmc.study import parse_study
 from fedpdmc.study.policy import read_policy
+from fedpdmc.study.read_data import site_records
 
 HORIZON, C = 1.5, 0.4
 # Nats of a drawn velocity, for who expects N(0, I).
@@ -274,6 +279,24 @@ def test_default_limits_follow_from_the_table(tmp_path):
     assert bit_limits(policy("most_bits = 20.0"), 60, [2, 2, 70]) == (20.0, every)
 
 
+def test_a_group_of_rows_is_one_record_in_the_account(tmp_path, monkeypatch):
+    """With the visits of a patient as records of their own she had the bits of three; with the key as a column, more."""
+    monkeypatch.setattr(start, "try_model_file", lambda *given: None)
+    (tmp_path / "policy.toml").write_text(POLICY.partition("most_bits")[0].replace("= 0.5", "= 9"))
+    rows = [(f"p{k // 3}", k % 2, k % 3) for k in range(180)]
+    (tmp_path / "n.csv").write_text("\n".join(["patient,y,at", *(",".join(map(str, row)) for row in rows)]) + "\n")
+    study, policy = (
+        parse_study(trend_contract().encode(), lambda name: TREND.encode()),
+        read_policy(tmp_path / "policy.toml"),
+    )
+    given = study, "north", site_records(study, "north", tmp_path / "n.csv"), policy, tmp_path / "ledger.db"
+    account = start.admit(*given)[1]
+    assert account.records == 60 and account.left == pytest.approx(0.5 * table_bits(180, 6))
+    policy.most_bits = 4.0
+    policy.most_bits_in_all = 4.0
+    assert start.admit(*given)[1].left == pytest.approx(4.0 * 60)
+
+
 CONTRACT = """
 format = 1
 name = "one hospital"
@@ -494,6 +517,43 @@ def test_refusals_and_reports_are_charged(tmp_path):
     after = account.bits
     assert ask(messages.AskAccount).bits == reported and account.bits == after
     agent.log.close()
+
+
+class Killed(BaseException):
+    """The plug was pulled."""
+
+
+@pytest.mark.parametrize("refunded", [True, False], ids=["refunded", "as before"])
+@pytest.mark.parametrize(("place", "kind"), [(0.0, Kind.ANSWER), (1e3, Kind.REFUSAL)], ids=["answer", "refusal"])
+def test_kills_between_the_charge_and_the_answer_cost_nothing(tmp_path, monkeypatch, place, kind, refunded):
+    """Nothing has left the site. Twenty such kills used up the limit of a study, and of all others with it."""
+    if not refunded:
+        monkeypatch.setattr(DataSets, "refund", lambda self, use, digest, request: self.bits(use))
+    folder = fed(tmp_path, FEW_ROUNDS, POLICY.replace("least_records = 2", "least_records = 20"), 100)
+    data = messages.encode(messages.Derive(bytes(16), 1, np.array([0.0, 0.0, place])))
+
+    def bits(killed):
+        agent = agent_of(folder, "north", tmp_path)
+        agent.join(messages.encode(messages.Welcome(bytes(16), folder.study.digest)))
+        append = agent.log.append
+
+        def pulled(entry, content):
+            if entry is kind and killed:
+                raise Killed
+            append(entry, content)
+
+        agent.log.append = pulled
+        with pytest.raises(Killed) if killed else contextlib.nullcontext():
+            agent.answer(data)
+        agent.log.close()
+        return agent.computation.information.bits
+
+    killed = [bits(True) for _ in range(20)]
+    once, whole = killed[0], bits(False)
+    assert once > 6 and whole == pytest.approx(once if refunded else 21 * once)
+    # A refusal that has left stays charged, and so is the next one.
+    if kind is Kind.REFUSAL:
+        assert bits(False) == pytest.approx(whole + once)
 
 
 @pytest.mark.parametrize("scaled", [True, False], ids=["scaled", "as before"])

@@ -37,6 +37,7 @@ def test_a_contract_says_everything():
     [
         ("format = 1", "format = 2", "format"),
         ('"two hospitals"', r'"two \u001b[8mhospitals"', "study.toml: name: found 'two \\x1b"),
+        ('"two hospitals"', r'"two hospitals\nReady. Now run: id"', "study.toml: name: found"),
         ('"verum"]', r'"verum\u202e"]', "drug: levels"),
         ("[limits]", '[coordinates]\nnorth = ["age"]\n[limits]', "coordinates: found Boomerang"),
         ("[limits]", '[coordinates]\nnorth = ["weight"]\n[limits]', "coordinates: north: found ['weight']"),

@@ -90,6 +90,7 @@ def test_the_contract_gives_a_family_its_size(family):
         (DIGEST, "0" * 64, "where cloglog.fpm has"),
         ("cloglog.fpm", "../cloglog.fpm", "next to the contract"),
         ("cloglog.fpm", "cloglog.py", "next to the contract"),
+        ("cloglog.fpm", "--cloglog.fpm", "next to the contract"),
         ('formula = "ill ~ drug + age"', "", "formula"),
         ("ill ~ drug + age", "age ~ drug", "'y' is a level of two"),
         ("[prior]", '[model.columns]\ny = "ill"\n[prior]', "left of '~'"),
@@ -121,8 +122,8 @@ def test_the_file_lies_beside_the_contract(tmp_path):
         read_study(tmp_path / "study.toml")
 
 
-@double_precision
-def test_rows_with_the_same_key_are_one_record(tmp_path):
+def trend_contract():
+    """A study of `TREND`, whose records are all rows of a patient."""
     text = CONTRACT.replace(
         'family = "logistic"\nformula = "ill ~ drug + age"',
         f'file = "trend.fpm"\nsha256 = "{hashlib.sha256(TREND.encode()).hexdigest()}"\ngroup = "patient"',
@@ -132,7 +133,12 @@ def test_rows_with_the_same_key_are_one_record(tmp_path):
         ["[columns]", 'patient = { type = "key" }', 'y = { type = "number", bounds = [-9, 9] }',
          'at = { type = "number", bounds = [0, 9] }', "[prior]"]
     )  # fmt: skip
-    study = parse_study((head + columns + tail).encode(), lambda name: TREND.encode())
+    return head + columns + tail
+
+
+@double_precision
+def test_rows_with_the_same_key_are_one_record(tmp_path):
+    study = parse_study(trend_contract().encode(), lambda name: TREND.encode())
     path = tmp_path / "north.csv"
     path.write_text("patient,y,at\nb,1,1\na,2,1\nb,3,2\na,5,2\na,6,3\n")
     records = read_records(study, path)

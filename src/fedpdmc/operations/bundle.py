@@ -121,10 +121,9 @@ def make_bundle(
     named = read_study(study).model_file
     model = b"" if named is None else _read(Path(study).parent / named)
     bundle = Bundle(_read(study), _read(authority), coordinator, server_name, __version__, model)
-    name = bundle.study.name
     for words in choice(bundle.study):
         warnings.warn(words, stacklevel=2)
-    text = INSTRUCTIONS.format(name=name.replace("\n", " "), version=__version__, coordinator=coordinator)
+    text = INSTRUCTIONS.format(name=bundle.study.name, version=__version__, coordinator=coordinator)
     _check_authority(bundle.authority)
     facts = asdict(BundleFacts(FORMAT, coordinator, server_name, __version__))
     path = Path(out)

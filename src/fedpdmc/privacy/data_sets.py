@@ -67,6 +67,9 @@ SCHEMA = (
     "CREATE TABLE IF NOT EXISTS meta (secret NOT NULL)",
     "CREATE TABLE IF NOT EXISTS sets (digest PRIMARY KEY, count NOT NULL, columns NOT NULL, hashes NOT NULL)",
     f"CREATE TABLE IF NOT EXISTS uses ({', '.join(f'{name} NOT NULL' for name in USES)}, UNIQUE ({', '.join(USES[:6])}))",
+    # Of each use the bits of the last request, which is named by its place in the site's log.
+    "CREATE TABLE IF NOT EXISTS last (contract, site, dataset, digest, request NOT NULL, bits NOT NULL, "
+    "UNIQUE (contract, site, dataset, digest))",
 )
 
 
@@ -200,13 +203,29 @@ class DataSets:
         own = sum(each.bits for each in every if (each.contract, each.site) == (use.contract, use.site))
         return own, sum(each.bits for each in every) - own
 
-    def charge(self, use: Use, digest: str, bits: float) -> tuple[float, float]:
+    def charge(self, use: Use, digest: str, bits: float, request: str = "") -> tuple[float, float]:
         """Add the bits of an answer to a registered use; returns what `bits` does: other studies may go on meanwhile."""
+        key = (use.contract, use.site, use.dataset, digest)
         with self._transaction() as db:
-            row = (bits, use.contract, use.site, use.dataset, digest)
             query = "UPDATE uses SET bits = bits + ? WHERE (contract, site, dataset, digest) = (?, ?, ?, ?)"
-            if not db.execute(query, row).rowcount:
+            if not db.execute(query, (bits, *key)).rowcount:
                 raise sqlite3.DatabaseError("this study is not in it")
+            query = (
+                "INSERT INTO last VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET request = excluded.request, "
+                "bits = excluded.bits + CASE WHEN request = excluded.request THEN bits ELSE 0 END"
+            )
+            db.execute(query, (*key, request, bits))
+        return self.bits(use)
+
+    def refund(self, use: Use, digest: str, request: str) -> tuple[float, float]:
+        """Take back what a request was charged whose answer never left: the site was killed. Returns what `bits` does."""
+        row = (use.contract, use.site, use.dataset, digest, request)
+        with self._transaction() as db:
+            query = "SELECT bits FROM last WHERE (contract, site, dataset, digest, request) = (?, ?, ?, ?, ?)"
+            if (charged := db.execute(query, row).fetchone()) is not None:
+                query = "UPDATE uses SET bits = bits - ? WHERE (contract, site, dataset, digest) = (?, ?, ?, ?)"
+                db.execute(query, (*charged, *row[:4]))
+                db.execute("UPDATE last SET bits = 0 WHERE (contract, site, dataset, digest) = (?, ?, ?, ?)", row[:4])
         return self.bits(use)
 
     def uses(self) -> list[Use]:

@@ -305,7 +305,8 @@ def read_model(
 
 def _file(keys: FileKeys, file: Callable[[str], bytes]) -> Model:
     name = keys.file
-    if name != name.strip(".") or not all(c.isalnum() or c in "-_." for c in name) or not name.endswith(".fpm"):
+    plain = all(c.isalnum() or c in "-_." for c in name) and name[0] not in "-."
+    if not plain or not name.endswith(".fpm"):
         raise _invalid(FILE, name, "Give the name of a file next to the contract, such as 'weibull.fpm'.")
     text = file(name)
     digest = hashlib.sha256(text).hexdigest()

@@ -22,6 +22,7 @@ import polars as pl
 
 from fedpdmc.errors import InputError
 from fedpdmc.study.contract import Study
+from fedpdmc.study.record_shares import largest_leverage
 from fedpdmc.study.schema import Column
 
 logger = logging.getLogger("fedpdmc.site")
@@ -352,6 +353,27 @@ def check_cells(study: Study, records: pd.DataFrame, least: int) -> None:
             _check_cell(f"term {name!r} of the formula", int(counts.min()), least)
         elif any(one.kind == "bs" and one.label in name for one in study.design.functions):
             _check_cell(f"values other than 0 of {name!r}", int(np.count_nonzero(column)), least)
+
+
+def check_shares(study: Study, records: pd.DataFrame, most: float) -> None:
+    """Refuse records of which one is nearly alone in some direction of the formula's terms: arrivals would be its own.
+
+    With derivatives the site controls every release. Without them this is all that looks at single records.
+
+    Raises
+    ------
+    InputError
+    """
+    if study.derivatives != "none" or (study.model is not None and study.model.design is None):
+        return
+    weights = study.record_weights(records)
+    share = largest_leverage(study.design.matrix(records) * np.sqrt(weights)[:, None])
+    if not share <= most:
+        raise InputError(
+            "data, terms of the formula",
+            f"one record with a share of {share:.3g} in some direction",
+            f"The policy has largest_share = {most:g}: read the formula, leave this record out, or raise it.",
+        )
 
 
 def _check_cell(what: str, count: int, least: int) -> None:

@@ -508,6 +508,9 @@ class ContractKeys(Keys):
     def __post_init__(self) -> None:
         for name in self.sites:
             check_name(name)
+        # It is shown in lines of logs, checks and registers: a second line could pass for one of those.
+        if not self.name.isprintable():
+            raise InputError("name", repr(self.name)[:200], "Give a text of one line.")
 
 
 # Writing --------------------------------------------------------------------------------------------------------------

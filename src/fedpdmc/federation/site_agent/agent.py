@@ -239,13 +239,16 @@ class Agent:
         # A request is logged before it is processed, so that one that crashes the site is in the log too. After too many
         # refusals only answered requests are logged.
         suspect = self.refusals >= MOST_REFUSALS
-        if self._in_progress != asked and not suspect:
+        again = self._in_progress == asked
+        if not again and not suspect:
             self._append(Kind.REQUEST, data)
         self._in_progress = asked
         if self._use is not None:
             with refusing_privacy_errors():
                 self._use()
             self._use = None
+        with refusing_privacy_errors():
+            self.computation.information.begin(self.log.head[1].hex(), again)
         with _answering(message):
             answer = self.computation.compute(message, asked)
         out = messages.encode(answer)

@@ -55,9 +55,9 @@ def table_bits(records: int, rows: float) -> float:
     return float(-betaln(records + 1, rows) - math.log(records + rows)) / math.log(2)
 
 
-def bit_limits(policy: Policy, records: int, values: Sequence[int]) -> tuple[float, float]:
-    """The policy's limits for each record; its defaults from the numbers of different values in the site's columns."""
-    own = table_bits(records, math.prod(map(float, values))) / max(records, 1)
+def bit_limits(policy: Policy, records: int, values: Sequence[int], rows: int | None = None) -> tuple[float, float]:
+    """The policy's limits for each record, of one row or several; defaults from the numbers of values in the columns."""
+    own = table_bits(rows or records, math.prod(map(float, values))) / max(records, 1)
     defaults = (min(most, part * own) for most, part in zip(MOST_BITS, PARTS_OF_TABLE, strict=True))
     given = policy.most_bits, policy.most_bits_in_all
     return tuple(usual if limit is None else limit for limit, usual in zip(given, defaults, strict=True))  # type: ignore
@@ -80,7 +80,9 @@ class Information:
     before : (float, float)
         Bits of earlier answers, in this study and in others.
     keep : callable, optional
-        Stores the bits of an answer durably, and returns those in this study and in others.
+        Stores the bits of an answer to a request durably, and returns those in this study and in others.
+    refund : callable, optional
+        Takes back those of a request, and returns the same.
     """
 
     def __init__(
@@ -88,9 +90,11 @@ class Information:
         records: int,
         limits: tuple[float, float] = NO_LIMITS,
         before: tuple[float, float] = (0.0, 0.0),
-        keep: Callable[[float], tuple[float, float]] | None = None,
+        keep: Callable[[float, str], tuple[float, float]] | None = None,
+        refund: Callable[[str], tuple[float, float]] | None = None,
     ):
-        self.records, self._limits, self._keep = max(records, 1), limits, keep
+        self.records, self._limits, self._keep, self._refund = max(records, 1), limits, keep, refund
+        self._request = ""
         self.bits, self._others = before
         self.releases, self.arrivals, self.events = 0.0, 0.0, 0
         self._time, self._answered, self._passes = 0.0, 0, 0
@@ -103,6 +107,12 @@ class Information:
         """Bits that the site may still give away."""
         study, every = (limit * self.records for limit in self._limits)
         return min(study - self.bits, every - self.bits - self._others)
+
+    def begin(self, request: str, again: bool) -> None:
+        """Charge what follows to this request; ``again``: a process that was killed had begun it, and nothing has left."""
+        self._request = request
+        if again and self._refund is not None:
+            self.bits, self._others = self._refund(request)
 
     def report(self) -> float:
         """What the coordinator may know of `bits`, charged as the code of Elias for how often `REPORTED` was added."""
@@ -229,7 +239,9 @@ class Information:
 
     def _add(self, bits: float, what: str, level: int = logging.INFO) -> None:
         logger.log(level, "%s: %.1f bits", what, bits)
-        self.bits, self._others = (self.bits + bits, self._others) if self._keep is None else self._keep(bits)
+        self.bits, self._others = (
+            (self.bits + bits, self._others) if self._keep is None else self._keep(bits, self._request)
+        )
 
     @property
     def for_each(self) -> list[float | None]:

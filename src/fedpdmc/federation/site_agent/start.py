@@ -28,7 +28,7 @@ from fedpdmc.privacy.budget import default_path
 from fedpdmc.privacy.data_sets import PERSON, DataSets, Use, marked_records
 from fedpdmc.study import Policy, Study
 from fedpdmc.study.contract import EXACT
-from fedpdmc.study.read_data import check_cells, identifying_texts, site_records
+from fedpdmc.study.read_data import check_cells, check_shares, identifying_texts, site_records
 
 logger = logging.getLogger("fedpdmc.site")
 
@@ -140,6 +140,7 @@ def admit(
     try_model_file(study, name, policy)
     if study.epsilon is None:
         check_cells(study, records, policy.least_cell)
+        check_shares(study, records, policy.largest_share)
     texts = {column: identifying_texts(values) for column, values in records.attrs["raw"].items()}
     # Outcomes are what the relation "label" protects: they must not decide whether the site takes part.
     hidden = {study.design.response_name} if study.label else set()
@@ -154,8 +155,9 @@ def admit(
     use = Use(study.name, study.digest.hex(), name, policy.dataset or "", exact)
     known = register.hash_records(columns), use, policy.least_difference or 0
     register.use(*known, register=False)
-    limits = (
-        bit_limits(policy, len(records), [len(set(texts[column])) for column in study.used]) if use.exact else NO_LIMITS
-    )
-    keep = partial(register.charge, use, known[0].digest)
-    return partial(register.use, *known), Information(len(records), limits, register.bits(use), keep)
+    # A group of rows is one record, and its key is not what an attacker wants to know.
+    count, key = study.count(records), "" if study.model is None else study.model.group
+    values = [len(set(texts[column])) for column in study.used if column != key]
+    limits = bit_limits(policy, count, values, len(records)) if use.exact else NO_LIMITS
+    account = (partial(change, use, known[0].digest) for change in (register.charge, register.refund))
+    return partial(register.use, *known), Information(count, limits, register.bits(use), *account)
