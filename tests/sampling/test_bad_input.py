@@ -84,7 +84,7 @@ ARGUMENTS = [
     ({"sites": [logistic_site("a", coordinates=[0, 5])]}, "sites .*'a'", "5"),
     ({"sites": [logistic_site("a", coordinates=[0, 2])], "prior": None}, "prior", "coordinate 1"),
     ({"prior": models.normal_prior(3)}, "sites .*'north'", "2 parameters where the federation has 3"),
-    ({"prior": "flat"}, "prior", "str"),
+    ({"prior": "flat"}, "prior", "'flat'"),
     ({"prior": models.logistic(X, LABELS)}, "prior", "LinearPredictor"),
     ({"prior_at": "nowhere"}, "prior_at", "'nowhere'"),
     ({"prior_at": "extra", "prior": fp.Redistributed(prior())}, "prior_at", "'extra' with a Redistributed"),
