@@ -517,6 +517,19 @@ def test_what_a_first_day_brings_is_refused_in_its_own_words(columns, change, wo
         sites(table().assign(**columns), **told)
 
 
+def test_a_product_of_two_columns_is_no_power():
+    frame = (
+        table()
+        .rename(columns={"age": "age (years)", "days": "days of stay"})
+        .assign(x=1.0 * np.arange(120), x2=np.arange(120) % 7)
+    )
+    told = {"by": "centre", "family": "logistic", "standardize": False}
+    found = sites(frame, formula="died ~ 0 + `age (years)` : `days of stay` + x:x2 + (x + smoker)**2", **told)
+    assert {"age (years):days of stay", "x:x2", "x:smoker"} <= set(found.names)
+    with pytest.raises(InputError, match="^formula: found 'died ~ `age .years.`.*2'. As a term it would be the column"):
+        sites(frame, formula="died ~ `age (years)`**2", **told)
+
+
 def test_tables_that_are_no_tables_of_records():
     told, frame = {"formula": "died ~ drug + age", "family": "logistic"}, table()
     for one, words in (

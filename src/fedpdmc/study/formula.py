@@ -734,9 +734,9 @@ def columns_of(formula: str) -> tuple[str, list[str]]:
 
 def _parse(text: str) -> tuple[list[Any], list[Any]]:
     """The terms left and right of '~'."""
-    if power := POWER.search(re.sub(r"`[^`]*`", "_", text)):
+    if power := POWER.search(re.sub(r"`([^`]*)`", lambda quoted: f"_{quoted[1].encode().hex()}", text)):
         remedy = "As a term it would be the column itself: write I(x ** 2), or poly(x, 2)."
-        raise InputError(WHERE, repr(power[0]), remedy)
+        raise InputError(WHERE, repr(power[0] if "`" not in text else text[:80]), remedy)
     try:
         parsed: Any = Formula(text)  # pyright: ignore[reportAbstractUsage]
         return list(parsed.lhs), list(parsed.rhs)
