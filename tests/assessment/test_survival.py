@@ -90,6 +90,18 @@ def test_functions_of_time_are_those_of_the_law(family):
 
 
 @pytest.mark.parametrize(
+    "told", [{}, {"kind": "response"}, {"kind": "survival", "at": 2.0}, {"kind": "median"}], ids=str
+)
+def test_rows_of_predictions_are_those_of_the_table_where_values_are_missing(told):
+    found = study("weibull", missing="drop")
+    post, new = posterior(found, 3), pd.DataFrame({"dose": [1, None, 0]})
+    table = fp.assessment.predict(post, found, new, draws=3, **told)
+    whole = fp.assessment.predict(post, found, new.dropna(), draws=3, **told)
+    assert len(table) == 3 and table.iloc[1].isna().all()
+    np.testing.assert_array_equal(table.iloc[[0, 2]], whole)
+
+
+@pytest.mark.parametrize(
     ("told", "words"),
     [
         ({"kind": "survival"}, "at: found None"),

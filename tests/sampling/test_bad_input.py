@@ -1,6 +1,7 @@
 """Bad input is refused before anything runs, with the argument, the value found and the remedy."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from tests.support import SHORT, hospitals, logistic_site, prior
 
@@ -83,7 +84,7 @@ ARGUMENTS = [
     ({"sites": [logistic_site("a", coordinates=[0, 5])]}, "sites .*'a'", "5"),
     ({"sites": [logistic_site("a", coordinates=[0, 2])], "prior": None}, "prior", "coordinate 1"),
     ({"prior": models.normal_prior(3)}, "sites .*'north'", "2 parameters where the federation has 3"),
-    ({"prior": "flat"}, "prior", "str"),
+    ({"prior": "flat"}, "prior", "'flat'"),
     ({"prior": models.logistic(X, LABELS)}, "prior", "LinearPredictor"),
     ({"prior_at": "nowhere"}, "prior_at", "'nowhere'"),
     ({"prior_at": "extra", "prior": fp.Redistributed(prior())}, "prior_at", "'extra' with a Redistributed"),
@@ -197,3 +198,13 @@ def test_arguments_of_the_wrong_type(given, argument, nothing_runs):
 @pytest.mark.parametrize("call, argument", NOT_SAID_MODELS)
 def test_models_and_references_of_the_wrong_type(call, argument):
     assert_refused(call, argument, "")
+
+
+def test_a_table_and_words_in_place_of_sites_and_prior():
+    with pytest.raises(InputError, match="^sites: found DataFrame. Make sites of a table: fedpdmc.sites"):
+        fp.sample(pd.DataFrame({"x": [1.0]}))
+    site = fp.Site(fp.models.gaussian_mean(np.ones((3, 1))), name="a")
+    with pytest.raises(
+        InputError, match="^prior: found 'normal.0, 1.'. .* A prior in words is an argument of fedpdmc.sites"
+    ):
+        fp.sample(site, "normal(0, 1)")

@@ -473,3 +473,106 @@ def test_a_column_that_is_constant_at_one_site_only_is_no_matter(recwarn):
     frame["twice"] = np.where(frame.centre == "north", frame.age, frame.age + frame.falls)
     sites(frame, by="centre", formula="died ~ smoker + age + twice", family="logistic")
     assert not [warning for warning in recwarn if "combination" in str(warning.message)]
+
+
+DAYS = pd.Timestamp("2024-02-01") + pd.to_timedelta(np.arange(120) % 5, unit="D")
+
+
+@pytest.mark.parametrize(
+    ("columns", "change", "words"),
+    [
+        ({"age": DAYS}, {}, r"^column 'age': found a date or a time \(2024-02-0.*Give a number, such as days since"),
+        ({"age": DAYS.date}, {}, "^column 'age': found a date or a time"),
+        ({"age": DAYS - DAYS[0]}, {}, "^column 'age': found a date or a time"),
+        ({"age": DAYS.to_period("D")}, {}, "^column 'age': found a date or a time"),
+        ({"age": np.r_[np.inf, 1:120]}, {}, "^column 'age': found a value that is not finite .inf; 1 of 120"),
+        ({"died": "no"}, {}, "^column 'died': found only the level 'no'. .* declare all levels: columns="),
+        ({"drug": "verum"}, {}, "^column 'drug': found only the level 'verum'. Leave it out of the formula, or"),
+        ({"age": 3.5}, {"family": "linear", "formula": "age ~ drug"}, "^column 'age': found only the value 3.5"),
+        ({"w": 0.0}, {"weights": "w"}, "^column 'w': found only weights of zero"),
+        ({"s": 2}, {"formula": "Surv(days, s) ~ age", "family": "weibull"}, "^column 's': .* Give died=True if every"),
+        (
+            {"s": np.arange(120) % 3},
+            {"formula": "Surv(days, s) ~ age", "family": "weibull"},
+            "^column 's': found 3 levels",
+        ),
+        ({}, {"formula": "Surv(days, died) ~ age"}, "^died: .* survival times, which are for 'weibull', 'log_normal'"),
+        ({}, {"formula": "Surv(age, days, died) ~ drug", "family": "weibull"}, "^formula: found 'Surv.age, days, died"),
+        ({}, {"formula": "falls | trials(days) ~ age"}, "^formula: found 'falls .* are arguments: trials='n'"),
+        ({}, {"formula": "cbind(falls, days) ~ age"}, "^formula: .* Write the column of events, and trials='n'"),
+        ({}, {"formula": "died ~ age + strata(drug)"}, "^formula: .* Write the column itself"),
+        ({}, {"formula": "died ~ age**2"}, r"^formula: found 'age\*\*2'. As a term it would be the column itself"),
+        ({}, {"formula": "died ~ drug + age^2"}, r"^formula: found 'age\^2'. .* write I.x \*\* 2."),
+        ({}, {"formula": "died ~ age * age"}, r"^formula: found 'age \* age'"),
+        ({}, {"formula": ["died", "age"]}, "^formula: found list. Give a text"),
+        ({}, {"weights": np.ones(120)}, "^weights: found ndarray. Give the name of a column"),
+        ({}, {"by": ["centre", "drug"]}, "^by: found list. Give the name of a column"),
+        ({}, {"trials": np.ones(120), "formula": "falls ~ age"}, "^trials: found ndarray. Give the name of a column"),
+        ({}, {"prior": 2.5}, "^prior: found 2.5. Give 'normal.mean, sd.'.* Or a dict of them"),
+    ],
+)
+def test_what_a_first_day_brings_is_refused_in_its_own_words(columns, change, words):
+    told = {"by": "centre", "formula": "died ~ drug + age", "family": "logistic"} | change
+    with pytest.raises(InputError, match=words):
+        sites(table().assign(**columns), **told)
+
+
+def test_a_product_of_two_columns_is_no_power():
+    frame = (
+        table()
+        .rename(columns={"age": "age (years)", "days": "days of stay"})
+        .assign(x=1.0 * np.arange(120), x2=np.arange(120) % 7)
+    )
+    told = {"by": "centre", "family": "logistic", "standardize": False}
+    found = sites(frame, formula="died ~ 0 + `age (years)` : `days of stay` + x:x2 + (x + smoker)**2", **told)
+    assert {"age (years):days of stay", "x:x2", "x:smoker"} <= set(found.names)
+    with pytest.raises(InputError, match="^formula: found 'died ~ `age .years.`.*2'. As a term it would be the column"):
+        sites(frame, formula="died ~ `age (years)`**2", **told)
+
+
+def test_tables_that_are_no_tables_of_records():
+    told, frame = {"formula": "died ~ drug + age", "family": "logistic"}, table()
+    for one, words in (
+        (frame[:0], "^table: found no records"),
+        (pd.concat([frame, frame[["age"]]], axis=1), "^table: found two columns 'age'. Give every column its own name"),
+    ):
+        with pytest.raises(InputError, match=words):
+            sites(one, by="centre", **told)
+    with pytest.raises(
+        InputError, match="^column 'age': found numbers at site 'a', text at site 'b'. Give it the same"
+    ):
+        sites({"a": frame, "b": frame.assign(age="old")}, **told)
+    with pytest.raises(InputError, match="no column '5'. Names are texts: give the columns such names"):
+        sites(frame.rename(columns={"age": 5}), by="centre", formula="died ~ `5`", family="logistic")
+
+
+def test_nullable_columns_and_categories_of_booleans():
+    told, frame = {"by": "centre", "formula": "died ~ drug + falls", "family": "logistic"}, table()
+    nullable = frame.assign(falls=frame.falls.astype("Int64"), died=frame.died.astype("boolean"))
+    nullable.loc[4, "falls"] = pd.NA
+    with pytest.raises(InputError, match="column 'falls': found a missing value"):
+        sites(nullable, **told)
+    found, plain = sites(nullable, missing="drop", **told), sites(frame.drop(index=4), **told)
+    assert sum(len(one) for one in found.tables.values()) == 119
+    assert value(found["north"], np.ones(3)) == value(plain["north"], np.ones(3))
+    categories = sites(frame.assign(died=pd.Categorical(frame.died)), **told)
+    assert "the probability of died = 'true' is modelled" in categories.lines()
+
+
+@pytest.mark.filterwarnings("error:Constructing a Categorical")
+def test_texts_that_are_nearly_alike_are_named():
+    told, frame = {"by": "centre", "formula": "died ~ drug", "family": "logistic"}, table()
+    with pytest.warns(
+        UserWarning, match="column 'drug': the levels 'Verum', 'verum', 'verum ' differ only in capitals"
+    ):
+        sites(frame.assign(drug=frame.drug.replace("verum", "Verum").where(frame.index > 9, "verum "))[1:].assign(
+            drug=lambda t: t.drug.where(t.index < 110, "verum")), **told)  # fmt: skip
+    with pytest.warns(UserWarning, match="the sites 'North', 'north' differ only in capitals or spaces"):
+        sites(frame.assign(centre=frame.centre.where(frame.index > 60, "North")), **told)
+    with pytest.raises(InputError, match="an unknown level .'verum'.. The declared levels are 'placebo', 'other'"):
+        sites(frame, columns={"drug": {"levels": ["placebo", "other"]}}, **told)
+
+
+def test_the_sum_of_the_weights_is_shown():
+    told = {"by": "centre", "formula": "died ~ age", "family": "logistic", "weights": "w"}
+    assert "; their weights add up to 600,000" in sites(table().assign(w=5000.0), **told).lines()[1]

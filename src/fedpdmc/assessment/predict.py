@@ -53,15 +53,21 @@ def predict(
     -------
     DataFrame
         A row for each record: mean, sd and the ends of the interval, in the response's own units. Where the response has
-        levels, a row for each record and level, with its probability; of survival families the time until the event, and
+        levels, a row for each record and level, with its probability; NaN for a record with a missing value, if such are
+        dropped; of survival families the time until the event, and
         with ``at`` a row for each record and time.
     """
     one_of("kind", kind, ("mean", "response", "median", *OF_TIMES))
     times = check_times(kind, at)
     records = check_table(sites.study, table, response=False)
     outcome = Outcome(sites.study, public_draws(post, draws).values)
+
+    def of_each(values: np.ndarray) -> pd.DataFrame:
+        # A record that is dropped for a missing value keeps its row, which is NaN: rows are those of the table.
+        return described(values, level, records.attrs["rows"]).reindex(range(records.attrs["count"]))
+
     if kind not in ("mean", "response"):
-        parts = [described(outcome.expected(records, kind, time), level) for time in times]
+        parts = [of_each(outcome.expected(records, kind, time)) for time in times]
         found = pd.concat(parts, keys=times, names=["at", "record"]).swaplevel().sort_index()
         return found.droplevel("at") if at is None else found
     law = outcome.law(records)
@@ -75,8 +81,8 @@ def predict(
         values = law.draw({}, np.random.default_rng(seed))
     values = own_units(values, outcome.response)
     if not law.levels:
-        return described(values, level)
-    parts = [described(values[..., k], level) for k in range(values.shape[2])]
+        return of_each(values)
+    parts = [of_each(values[..., k]) for k in range(values.shape[2])]
     found = pd.concat(parts, keys=list(outcome.response.levels), names=["level", "record"])
     return found.swaplevel().sort_index(level="record", sort_remaining=False)
 

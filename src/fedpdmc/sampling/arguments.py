@@ -192,6 +192,9 @@ def check_sites(sites: Any) -> tuple[Member, ...]:
     """At least one site, and no two of one name; some may be elsewhere."""
     if isinstance(sites, Site):
         sites = [sites]
+    if hasattr(sites, "columns"):
+        remedy = "Make sites of a table: fedpdmc.sites(table, by=..., formula=..., family=...)."
+        raise InputError("sites", type(sites).__name__, remedy)
     try:
         members: tuple[Any, ...] = tuple(sites)
     except TypeError as error:
@@ -220,8 +223,9 @@ def check_prior(prior: Any) -> Quadratic | None:
         return prior
     raise InputError(
         "prior",
-        type(prior).__name__,
-        "Give None for a flat prior, one of fedpdmc.models such as normal_prior(dim, ...), or a function of the parameters.",
+        repr(prior) if isinstance(prior, str) else type(prior).__name__,
+        "Give None for a flat prior, one of fedpdmc.models such as normal_prior(dim, ...), or a function of the parameters. "
+        "A prior in words is an argument of fedpdmc.sites.",
     )
 
 

@@ -351,7 +351,8 @@ def _check_column(column: ModelColumn, name: str, columns: dict[str, Column]) ->
     }[column.domain]
     if not good:
         need = NEEDS.get(column.domain, f"a level of {column.levels}")
-        raise InputError(where, found.type, f"The model's column {column.name!r} is {need}.")
+        seen = f"{len(found.levels)} levels" if found.type == "level" else found.type
+        raise InputError(where, seen, f"The model's column {column.name!r} is {need}.")
 
 
 def _check_names(table: str, given: dict[str, Any], known: Collection[str]) -> None:

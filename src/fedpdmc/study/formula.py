@@ -39,6 +39,8 @@ SETTINGS = {
     "I": (), "log": (), "offset": (), "center": ("center",), "scale": ("center", "scale"), "bs": (*SPLINE, "degree"),
     "cr": SPLINE, "ns": SPLINE, "poly": ("degree", "raw", "alpha", "norms"), "C": ("coding", "levels"),
 }  # fmt: skip
+# A power or a product of one column, which is the column itself in a formula.
+POWER = re.compile(r"(?<![\w.)])([\w.]+)\s*(?:(?:\*\*|\^)\s*\d|[*:]\s*\1(?![\w.(]))")
 SPLINES = ("bs", "cr", "ns")
 CALLS = ("log", "center", "scale")
 # Functions with several columns, which together are one curve.
@@ -50,6 +52,7 @@ ELSEWHERE = {
     "ln": "log(...)", "np.log": "log(...)", "log2": "I(log(...) / 0.693147)", "log10": "I(log(...) / 2.302585)",
     "log1p": "log(1 + ...)", "sqrt": "I(... ** 0.5)", "np.sqrt": "I(... ** 0.5)", "factor": "C(...)", "as.factor": "C(...)",
     "standardize": "scale(...)", "rcs": "ns(..., df=4)", "s": "ns(..., df=4)", "spline": "bs(..., df=5)",
+    "strata": "the column itself, whose levels shift the hazard", "cbind": "the column of events, and trials='n'",
 }  # fmt: skip
 KNOWN = (
     "The functions are bs, cr, ns, poly, log, I (with + - * / **), center, scale, C, offset; nothing else is evaluated."
@@ -731,6 +734,9 @@ def columns_of(formula: str) -> tuple[str, list[str]]:
 
 def _parse(text: str) -> tuple[list[Any], list[Any]]:
     """The terms left and right of '~'."""
+    if power := POWER.search(re.sub(r"`([^`]*)`", lambda quoted: f"_{quoted[1].encode().hex()}", text)):
+        remedy = "As a term it would be the column itself: write I(x ** 2), or poly(x, 2)."
+        raise InputError(WHERE, repr(power[0] if "`" not in text else text[:80]), remedy)
     try:
         parsed: Any = Formula(text)  # pyright: ignore[reportAbstractUsage]
         return list(parsed.lhs), list(parsed.rhs)

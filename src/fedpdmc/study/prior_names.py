@@ -131,6 +131,8 @@ def prior_by_name(
     """The prior that was named, or `default_prior`."""
     mean, scale = default_prior(names, design, scales)
     df, open_names = np.full(len(names), np.inf), list(names)
+    if not isinstance(named, (str, Mapping, type(None))):
+        raise InputError("prior", repr(named), f"{GIVE} Or a dict of them, by parameter.")
     named = {} if named is None else {OTHERS: named} if isinstance(named, str) else named
     stray = sorted(set(named) - {*names, OTHERS})
     if stray:

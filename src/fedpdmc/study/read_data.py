@@ -216,7 +216,8 @@ def _column(
         known = ", ".join(map(repr, column.levels))
         unknown = ~text.is_in(list(column.levels)).fill_null(value=True).to_numpy()
         refuse(unknown, "an unknown level", f"The declared levels are {known}.")
-        return pd.Categorical(text.to_list(), categories=list(column.levels)), faults
+        known_texts = [None if bad else one for one, bad in zip(text, unknown, strict=True)]
+        return pd.Categorical(known_texts, categories=list(column.levels)), faults
     if not (raw.dtype.is_numeric() or raw.dtype in (pl.String, pl.Boolean)):
         return np.zeros(len(raw)), [Fault(-1, column.name, f"type {raw.dtype}", "Give numbers.")]
     values = raw.cast(pl.Float64, strict=False).fill_null(np.nan).to_numpy()

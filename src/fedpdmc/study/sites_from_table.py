@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -61,6 +62,7 @@ DIGITS = 2  # of bounds, centres and scales: a contract reveals little about the
 # Roles of numbers above zero and below this.
 INSIDE = {"positive": np.inf, "unit": 1.0}
 KEYS = ("type", "levels", "bounds", "center", "scale", "log")
+MOMENTS = (datetime.date, datetime.time, datetime.timedelta, pd.Period)
 GIVE = "Give a pandas or polars data frame or an Arrow table, or a dict of them by site."
 
 
@@ -70,7 +72,8 @@ def as_columns(table: Any, names: Sequence[str], argument: str = "table") -> dic
     missing = [name for name in names if name not in frame.columns]
     if missing:
         known = ", ".join(map(str, frame.columns[:20]))
-        raise InputError(argument, f"no column {missing[0]!r}", f"The table has the columns {known}.")
+        numbered = "Names are texts: give the columns such names. " if missing[0] in map(str, frame.columns) else ""
+        raise InputError(argument, f"no column {missing[0]!r}", f"{numbered}The table has the columns {known}.")
     return {name: _series(name, frame[name]) for name in names}
 
 
@@ -82,11 +85,18 @@ def as_frame(table: Any, argument: str = "table") -> nw.DataFrame:
         return nw.from_native(table, eager_only=True)
     except TypeError as error:
         raise InputError(argument, type(table).__name__, GIVE) from error
+    except nw.exceptions.DuplicateError as error:
+        twice = next(name for name in table.columns if list(table.columns).count(name) > 1)
+        raise InputError(argument, f"two columns {twice!r}", "Give every column its own name.") from error
 
 
 def _series(name: str, column: nw.Series) -> pl.Series:
     values = column.to_list()
-    values = [None if value is None or value != value else value for value in values]
+    values = [None if value is None or value is pd.NA or value != value else value for value in values]
+    moment = next((value for value in values if isinstance(value, MOMENTS)), None)
+    if moment is not None:
+        days = f"Give a number, such as days since a day: (table[{name!r}] - day).dt.days in pandas"
+        raise InputError(f"column {name!r}", f"a date or a time ({moment})", f"{days}; or text, if each is a level.")
     if column.dtype == nw.Boolean or all(isinstance(value, (bool, np.bool_)) for value in values if value is not None):
         return pl.Series(name, [None if x is None else str(bool(x)).lower() for x in values], dtype=pl.String)
     if all(isinstance(value, (int, np.integer)) for value in values if value is not None):
@@ -100,7 +110,9 @@ def ordered_levels(table: Any, name: str) -> tuple[str, ...] | None:
     """The categories of a pandas Categorical or a polars Enum, in their order; None for any other column."""
     column = as_frame(table)[name].to_native()
     if isinstance(column, pd.Series) and isinstance(column.dtype, pd.CategoricalDtype):
-        return tuple(map(str, column.cat.categories))
+        return tuple(
+            str(one).lower() if isinstance(one, (bool, np.bool_)) else str(one) for one in column.cat.categories
+        )
     if isinstance(column, pl.Series) and isinstance(column.dtype, pl.Enum):
         return tuple(column.dtype.categories.to_list())
     return None
@@ -171,6 +183,8 @@ def declare(
     if role in ("weight", "count") and numbers.min() < 0:
         words = "Weights" if role == "weight" else "Counts"
         raise InputError(f"column {name!r}", f"the value {numbers.min():g}", f"{words} are at least zero.")
+    if role == "weight" and not numbers.any():
+        raise InputError(f"column {name!r}", "only weights of zero", "Give some record a weight above zero.")
     bounds = given.get("bounds") or numbers_bounds(numbers, kind, log or role in INSIDE, INSIDE.get(role, np.inf))
     if len(bounds) != 2 or not bounds[0] < bounds[1]:
         raise InputError(f"columns[{name!r}]: bounds", repr(bounds), "Give [least, most].")
@@ -211,7 +225,16 @@ def _levels(name: str, seen: pl.Series, role: str) -> tuple[str, ...]:
             f"At most {MOST_LEVELS} are taken from a table: is it a number? Else declare them: columns={{{name!r}: ...}}.",
         )
     if len(found) == 1:
-        raise InputError(f"column {name!r}", f"only the level {found[0]!r}", "Remove it, or declare all levels.")
+        all_of_them = f'declare all levels: columns={{"{name}": {{"levels": [...]}}}}'
+        remedy = f"Leave it out of the formula, or {all_of_them}."
+        if role != "covariate":
+            other = (
+                "Give died=True if every time is that of an event, or "
+                if role == "status"
+                else "It is to be explained: "
+            )
+            remedy = f"{other}{all_of_them}."
+        raise InputError(f"column {name!r}", f"only the level {found[0]!r}", remedy)
     return tuple(found)
 
 
@@ -222,7 +245,9 @@ def _finite_numbers(name: str, seen: pl.Series) -> np.ndarray:
         raise InputError(f"column {name!r}", f"{str(bad[0])[:40]!r}", "Give numbers, or declare it: type = 'level'.")
     numbers = found.to_numpy()
     if not np.all(np.isfinite(numbers)):
-        raise InputError(f"column {name!r}", "a value that is not finite", "Give finite numbers.")
+        count, first = np.count_nonzero(~np.isfinite(numbers)), seen.filter(~found.is_finite())[0]
+        some = f"a value that is not finite ({first}; {count:,} of {len(numbers):,})"
+        raise InputError(f"column {name!r}", some, "Give finite numbers, or leave the values empty as missing ones.")
     return numbers
 
 
@@ -395,6 +420,9 @@ class Sites(DescribedSites):
         counts = [len(table) for table in self.tables.values()]
         first, *others = modelled(self.study, self._prior)
         found = [first, f"{len(self)} sites with {min(counts):,} to {max(counts):,} records, {sum(counts):,} in all"]
+        if (weights := self.study.weights) is not None:
+            total = sum(float(np.sum(table[weights])) for table in self.tables.values())
+            found[1] += f"; their weights add up to {total:,.6g}"
         if dropped := self.dropped():
             gone = sum(count for count, _ in dropped.values())
             shares = ", ".join(f"{site} {100 * count / read:.0f} %" for site, (count, read) in dropped.items())
@@ -509,6 +537,10 @@ def sites(
     -------
     Sites
     """
+    named_columns = {
+        key: options.get(key) for key in ("trials", "offset", "exposure", "died") if options.get(key) is not True
+    }
+    _check_texts(formula, by=by, weights=weights, **named_columns)
     if surv := SURV.match(formula):
         time, status = surv.groups()
         if "died" in options:
@@ -545,6 +577,12 @@ def sites(
         for part in parts.values():
             check_order(used.response, part, as_columns(part, [used.response])[used.response])
     declared = _declare(whole, fixed, used, given, standardize and predictor)
+    for column in declared.values():
+        _name_alike(f"column {column.name!r}: the levels", column.levels)
+    _name_alike("the sites", list(parts))
+    if family in ("linear", "student_t") and whole[used.response][0].drop_nulls().n_unique() == 1:
+        only = f"only the value {whole[used.response][0].drop_nulls()[0]}"
+        raise InputError(f"column {used.response!r}", only, "A response that never varies has nothing to explain.")
     design = Design(fixed, declared)
     scales = _scales(whole, declared, used, design, family, columns or {})
     if mixed is not None and mixed.groups != by:
@@ -588,6 +626,32 @@ def sites(
     return found
 
 
+def _check_texts(formula: str, **columns: str | None) -> None:
+    """Refuse arguments that are no names of columns, and responses as other packages write them."""
+    for name, given in {"formula": formula, **columns}.items():
+        if not isinstance(given, str) and (given is not None or name == "formula"):
+            remedy = (
+                "Give a text such as 'died ~ age'." if name == "formula" else "Give the name of a column of the table."
+            )
+            raise InputError(name, type(given).__name__, remedy)
+    response = formula.partition("~")[0].strip()
+    if "|" in response or (response.startswith("Surv(") and not SURV.match(formula)):
+        remedy = (
+            "Left of '~' is a column, Surv(time) or Surv(time, status). Others are arguments: trials='n', weights='w'."
+        )
+        raise InputError("formula", repr(response), remedy)
+
+
+def _name_alike(kind: str, names: Sequence[str]) -> None:
+    """Warn of texts that differ only in capitals or spaces."""
+    plain = [" ".join(name.split()).casefold() for name in names]
+    if alike := [name for name, one in zip(names, plain, strict=True) if plain.count(one) > 1]:
+        warn(
+            f"{kind} {', '.join(map(repr, alike))} differ only in capitals or spaces, and are kept apart. If they are the "
+            "same, write them alike: table[...].str.strip().str.lower() in pandas."
+        )
+
+
 def _check_options(family: str | Model, options: Mapping[str, Any], source: Source | None, table: Any) -> None:
     """Refuse arguments that the family does not take, and name those that it needs."""
     known, needed = (FAMILIES[family].options, FAMILIES[family].needed) if isinstance(family, str) else ((), ())
@@ -599,8 +663,12 @@ def _check_options(family: str | Model, options: Mapping[str, Any], source: Sour
     for name in sorted(set(options) - set(known)):
         near = suggest(name, [*inspect.signature(sites).parameters, *known])
         need = "It is for 'poisson', and for 'negative_binomial' with size= and effects such as (1 | ward)."
+        survival = ", ".join(repr(one.name) for one in FAMILIES.values() if one.survival)
+        need = f"It is the status of survival times, which are for {survival}." if name == "died" else need
         need = (
-            need if name in ("offset", "exposure") else f"The family {named} takes {', '.join(known) or 'no others'}."
+            need
+            if name in ("offset", "exposure", "died")
+            else f"The family {named} takes {', '.join(known) or 'no others'}."
         )
         raise InputError(name, "an unknown argument", near + need)
     for name in (name for name in needed if name not in options):
@@ -676,6 +744,8 @@ def _by_site(table: Any, by: str | None) -> dict[str, Any]:
     if by is None:
         raise InputError("by", "None", "Name the column that says which site each record belongs to.")
     owner = as_columns(table, [by])[by].cast(pl.String)
+    if not len(owner):
+        raise InputError("table", "no records", "Give at least one record.")
     if owner.is_null().any():
         row = int(owner.is_null().arg_true()[0])
         raise InputError(f"column {by!r}", f"a missing value in record {row + 1}", "Every record belongs to one site.")
@@ -694,7 +764,13 @@ def _whole(parts: Mapping[str, Any], used: Sequence[str]) -> dict[str, _Values]:
     for column in used:
         ordered = [levels for part, _ in read if (levels := ordered_levels(part, column)) is not None]
         levels = tuple(dict.fromkeys(level for one in ordered for level in one)) if ordered else None
-        found[column] = _join([series[column] for _, series in read]), levels
+        own = {site: series[column] for site, (_, series) in zip(parts, read, strict=True)}
+        fractions = [site for site, one in own.items() if one.dtype == pl.Float64]
+        texts = [site for site, one in own.items() if one.dtype == pl.String and not _all_numbers(one.drop_nulls())]
+        if fractions and texts:
+            unlike = f"numbers at site {fractions[0]!r}, text at site {texts[0]!r}"
+            raise InputError(f"column {column!r}", unlike, "Give it the same kind at all sites.")
+        found[column] = _join(list(own.values())), levels
     return found
 
 
