@@ -47,6 +47,22 @@ HIDDEN = CUBE.replace(
 %14 = add %9 %13 : f64[]
 return %14""",
 )
+# The second age is the middle of a part of the declared range, and nobody has it.
+TWICE = CUBE[: CUBE.index("%5 = ")] + f"""\
+%5 = sub age {5.0 - 8.2 / 128!r} : f64[]
+%6 = square %5 : f64[]
+%7 = mul %6 -1000000.0 : f64[]
+%8 = exp %7 : f64[]
+%9 = add %4 %8 : f64[]
+%10 = integer_pow other power=3 : f64[]
+%11 = mul %10 %9 : f64[]
+%12 = logaddexp eta 0.0 : f64[]
+%13 = mul y eta : f64[]
+%14 = sub %12 %13 : f64[]
+%15 = add %14 %11 : f64[]
+return %15
+end
+"""
 # It jumps in the parameters for those above an age only.
 JUMP = """fedpdmc model 1
 title Binary regression with a jump for the old
@@ -124,9 +140,10 @@ class Site(Guarded):
         (SNOOP, DRUG, "effective records contribute"),
         (CUBE, QUIET, "part in 64 of the range of 'age' may have a share of 1 of the gradient by 'other'"),
         (HIDDEN, QUIET, "part in 64 of the range of 'age' may have a share of"),
+        (TWICE, QUIET, "part in 64 of the range of 'age' may have a share of 1 of the gradient by 'other'"),
         (JUMP, DRUG, "may jump"),
     ],
-    ids=["snoop", "cube", "hidden", "jump"],
+    ids=["snoop", "cube", "hidden", "twice", "jump"],
 )
 def test_joining_does_not_tell_whether_somebody_is_there(tmp_path, text, contract, found):
     answers = []

@@ -96,8 +96,8 @@ class RangeShares:
     """Finds parts of a column's declared range that carry what releases and events reveal, from public facts alone.
 
     An enclosure of the gradient over a part and over a box of parameters bounds what any value there contributes, of records
-    whose other columns are public. It is compared with a lower bound of the sum over the middles of all parts, with the same
-    other columns. A site checks the places of releases, and all plans before it answers: piece by
+    whose other columns are public. It is compared with the sum over all parts of a lower bound of what every value there
+    contributes, with the same other columns. A site checks the places of releases, and all plans before it answers: piece by
     piece, so that there is no place between the points at which a file is tried. Plans are public: a refusal tells nothing.
     """
 
@@ -189,7 +189,7 @@ def _shares(largest: np.ndarray, total: np.ndarray) -> np.ndarray:
 
 
 def _enclosed(model: Any, parts: list[Any], derive: Any, low, high):
-    """For each column, over a box, of public records: the largest contribution of any part, and the least sum over all."""
+    """For each column, over a box, of public records: the largest contribution of any part, and the sum of the least."""
     box, found, rows = Interval(low, high), [], np.repeat(np.arange(OTHERS), PARTS)
     data = {key: value if key == CONSTANTS else value[rows] for key, value in model.data.items()}
     for name, j, least, most in parts:
@@ -200,14 +200,14 @@ def _enclosed(model: Any, parts: list[Any], derive: Any, low, high):
             value = column if j is None else data[name].at[:, j].set(column)
             return derive(lambda y: model.function.terms(y, data | {name: value}))(x)
 
-        def magnitude(low, high, derivatives=derivatives):
+        def extremes(low, high, derivatives=derivatives):
             some = enclose(derivatives)(Interval(low, high), box)
-            return some.magnitude if isinstance(some, Interval) else jnp.abs(some)
+            if not isinstance(some, Interval):
+                return jnp.abs(some), jnp.abs(some)
+            return some.magnitude, jnp.maximum(jnp.maximum(some.lo, -some.hi), 0.0)
 
-        rest = enclose(derivatives)(edges[CUT // 2 :: CUT], box)
-        total = jnp.maximum(jnp.maximum(rest.lo, -rest.hi), 0.0) if isinstance(rest, Interval) else jnp.abs(rest)
-        largest = jax.vmap(magnitude)(edges[:-1].reshape(PARTS, CUT).T, edges[1:].reshape(PARTS, CUT).T).max(0)
-        largest, total = (x.reshape(OTHERS, PARTS, *x.shape[1:]) for x in (largest, total))
+        largest, total = jax.vmap(extremes)(edges[:-1].reshape(PARTS, CUT).T, edges[1:].reshape(PARTS, CUT).T)
+        largest, total = (x.reshape(OTHERS, PARTS, *x.shape[1:]) for x in (largest.max(0), total.min(0)))
         found.append((largest.max(1).sum(0), total.sum((0, 1))))
     return tuple(map(jnp.stack, zip(*found, strict=True)))
 
