@@ -14,9 +14,19 @@ import pandas as pd
 from scipy import stats
 
 from fedpdmc._jax.precision import double_precision
-from fedpdmc.assessment.at_site import DRAWS, PublicDraws, SiteAssessment, assess_site, public_draws, pull, same_draws
+from fedpdmc.assessment.at_site import (
+    DRAWS,
+    MODEL,
+    PublicDraws,
+    SiteAssessment,
+    assess_site,
+    pooled,
+    public_draws,
+    pull,
+    time_grid,
+    times_and_events,
+)
 from fedpdmc.assessment.loo import HIGH_K, pass_over, standard_error
-from fedpdmc.assessment.site_survival import MODEL, pooled, time_grid, times_and_events
 from fedpdmc.console.interrupts import check, deferred
 from fedpdmc.console.progress import report, showing
 from fedpdmc.errors import InputError
@@ -61,7 +71,12 @@ class Assessment:
         scores_unknown: str = "",
         silent: Sequence[str] = (),
     ):
-        same_draws(sites)
+        if len({(one.contract, one.draws) for one in sites}) > 1:
+            raise InputError(
+                "assessments", "different contracts or draws", "Give those of one study and one posterior."
+            )
+        if len({one.site for one in sites}) < len(sites):
+            raise InputError("assessments", "a site twice", "Give one of each site.")
         self.silent = tuple(silent)
         self.sites, self.prior_pull, self.scores = tuple(sites), prior_pull, scores
         self.scores_unknown = scores_unknown
@@ -69,12 +84,16 @@ class Assessment:
     @property
     def loo(self) -> pd.DataFrame:
         """Predictive accuracy by site and in all: elpd, its standard error, effective parameters, WAIC, Pareto k."""
-        told = {one.site: one.loo for one in self.sites if one.loo is not None}
-        if not told:
+        sums = {one.site: one.loo for one in self.sites if one.loo is not None}
+        if not sums:
             raise InputError("loo", "no site that reported it", "Agree on it: [releases] assessment = ['loo'].")
-        rows = {site: _accuracy(one) for site, one in told.items()}
-        sums = {key: sum(one[key] for one in told.values()) for key in next(iter(told.values()))}
-        rows["all"] = _accuracy(sums | {"worst_k": max(one["worst_k"] for one in told.values())})
+        total = {key: sum(one[key] for one in sums.values()) for key in next(iter(sums.values()))}
+        sums["all"] = total | {"worst_k": max(one["worst_k"] for one in sums.values())}
+        keys = ("records", "elpd", "se", "parameters", "waic", "worst_k", "high_k")
+        rows = {}
+        for site, one in sums.items():
+            known = one | {"se": standard_error(one["elpd"], one["squares"], one["records"])}
+            rows[site] = {key: known[key] for key in keys}
         return pd.DataFrame(rows).T
 
     @property
@@ -125,18 +144,14 @@ class Assessment:
 
         Such a site moves the posterior too far for weights on the draws. Sample again without it to know.
         """
-        rows = {
-            one.site: one.without["mean"] | {"pareto_k": one.without["k"]}
-            for one in self.sites
-            if one.without is not None
-        }
-        return pd.DataFrame(rows).T
+        known = {one.site: one.without for one in self.sites if one.without is not None}
+        return pd.DataFrame({site: one["mean"] | {"pareto_k": one["k"]} for site, one in known.items()}).T
 
     @property
     def survival(self) -> pd.DataFrame:
         """Kaplan-Meier estimates by site and time, with the model's average survival over the same records.
 
-        "all" pools the sites' estimates (`fedpdmc.assessment.site_survival.pooled`).
+        "all" pools the sites' estimates (`at_site.pooled`).
         """
         found = {one.site: one.survival for one in self.sites if one.survival is not None and one.survival["time"]}
         if len(found) > 1:
@@ -147,7 +162,7 @@ class Assessment:
 
     def plot_survival(self, figure: Any = None):
         """For each site Kaplan-Meier estimates over the model's average survival with its band: a Matplotlib figure."""
-        from fedpdmc.assessment.survival_curves import draw_panels
+        from fedpdmc.assessment.predict import draw_panels
 
         if not len(table := self.survival):
             raise InputError("survival", "no site that reported it", "Agree on it: assessment = ['survival'], times.")
@@ -185,9 +200,8 @@ class Assessment:
         for one in self.sites:
             if one.loo is not None and one.loo["worst_k"] > HIGH_K:
                 high = f"{one.loo['high_k']:.0f} of {one.loo['records']:,.0f} records (worst {one.loo['worst_k']:.2f})"
-                found.append(
-                    f"{one.site}: Pareto k above {HIGH_K} in {high}: their left-out density is not to be trusted."
-                )
+                words = f"Pareto k above {HIGH_K} in {high}: their left-out density is not to be trusted."
+                found.append(f"{one.site}: {words}")
             for name, numbers in (one.checks or {}).items():
                 if numbers["p"] < 0.01:
                     p = f"= {numbers['p']:.3f}" if numbers["p"] >= 0.001 else "< 0.001"
@@ -205,15 +219,12 @@ class Assessment:
         known, title = any(x.loo for x in self.sites), "predictive accuracy (elpd: larger is better)"
         found = [(title, self.loo, 2)] if known else []
         curves = self.survival
-        whole = curves.empty or len(set(curves.index.get_level_values("site"))) <= MOST_PRINTED
+        title = "survival: Kaplan-Meier and the model's average"
+        if not curves.empty and len(set(curves.index.get_level_values("site"))) > MOST_PRINTED:
+            title, curves = "survival: Kaplan-Meier, all sites", curves.loc[["all"], ["survival"]]
         found += [
             ("posterior predictive checks", self.checks, None),
-            ("survival: Kaplan-Meier and the model's average", curves if whole else curves.iloc[:0], None),
-            (
-                "survival: Kaplan-Meier, all sites",
-                curves.iloc[:0] if whole else curves.loc[["all"], ["survival"]],
-                None,
-            ),
+            (title, curves, None),
             ("pull on each parameter, in posterior sd", self.pull, 2),
             ("sensitivity to the power of prior and likelihood, in posterior sd", self.sensitivity, 2),
             ("share of all pulls", self.shares, 2),
@@ -235,25 +246,20 @@ class Assessment:
         return "\n\n".join([f"Assessment of {len(self.sites)} sites", *parts, "\n".join(self._notes())])
 
     def _repr_html_(self) -> str:
-        shown = "".join(f"<h4>{title}</h4>{_html(table)}" for title, table in self._tables())
+        shown = ""
+        for title, table in self._tables():
+            flat = table.reset_index().set_index("site") if table.index.nlevels > 1 else table
+            shown += f'<h4>{title}</h4><div class="wide" style="overflow-x: auto">{html_table(flat)}</div>'
         return shown + "".join(f"<p>{escape(line)}</p>" for line in self._notes())
 
 
-def _html(table: pd.DataFrame) -> str:
-    """A table as it is read."""
-    if table.index.nlevels > 1:
-        table = table.reset_index().set_index("site")
-    return f'<div class="wide" style="overflow-x: auto">{html_table(table)}</div>'
+def _formatted(table: pd.DataFrame, places: int | None) -> pd.DataFrame:
+    cells = {name: [_cell(name, x, places) for x in table[name]] for name in table.columns}
+    return pd.DataFrame(cells, index=table.index)
 
 
-def _formatted(table: pd.DataFrame, places: int | None = None) -> pd.DataFrame:
+def _cell(column: str, x: Any, places: int | None) -> str:
     """Counts as they are, p-values to a thousandth, other numbers with four significant digits or some decimal places."""
-    return pd.DataFrame(
-        {name: [_cell(name, x, places) for x in table[name]] for name in table.columns}, index=table.index
-    )
-
-
-def _cell(column: str, x: Any, places: int | None = None) -> str:
     if isinstance(x, str):
         return x
     if pd.isna(x):
@@ -265,11 +271,6 @@ def _cell(column: str, x: Any, places: int | None = None) -> str:
     if places is not None:
         return f"{x:,.{places}f}"
     return f"{x:,.1f}" if 1e3 <= abs(x) < 1e9 else f"{x:.4g}"
-
-
-def _accuracy(told: Mapping[str, float]) -> dict[str, float]:
-    found = {**told, "se": standard_error(told["elpd"], told["squares"], told["records"])}
-    return {name: found[name] for name in ("records", "elpd", "se", "parameters", "waic", "worst_k", "high_k")}
 
 
 @deferred("Nothing is kept: call assess() again.")
@@ -312,8 +313,8 @@ def assess(
     with showing(progress):
         for i, (name, records) in enumerate(sites.tables.items()):
             step = functools.partial(report, "fit of the records", i + 1, len(sites))
-            told = {"checks": checks, "seed": seed + i, "times": times, "step": step}
-            found.append(assess_site(sites.study, name, records, public, **told))
+            options = {"checks": checks, "seed": seed + i, "times": times, "step": step}
+            found.append(assess_site(sites.study, name, records, public, **options))
     return Assessment(found, prior_pull(sites, public), heterogeneity(post), scores_unknown(post))
 
 

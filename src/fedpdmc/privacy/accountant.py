@@ -249,15 +249,10 @@ def one_arrival_excess(epsilon: float, delta: float, sensitivity: float) -> floa
     wanted = math.log(1 / delta)
     low = 1 / math.expm1(epsilon)
     high = 2 * low + 2 * wanted / epsilon
-    while high * (epsilon - math.log1p(1 / high)) < wanted:
+    below = lambda x: x * (epsilon - math.log1p(1 / x)) < wanted  # noqa: E731
+    while below(high):
         high *= 2
-    for _ in range(200):
-        middle = 0.5 * (low + high)
-        if middle * (epsilon - math.log1p(1 / middle)) < wanted:
-            low = middle
-        else:
-            high = middle
-    return high * k
+    return _bisect(below, low, high)[1] * k
 
 
 def censored_horizon(epsilon: float, k_inf: float, k_1: float, excess: float) -> float:
@@ -321,9 +316,8 @@ def arrival_cost(bound: str, alpha: float, sensitivity: Sensitivity, excess: flo
     """
     if bound == "renyi":
         return cost_rate(alpha, sensitivity, excess)
-    return up(
-        alpha / 2 * min(sensitivity.k_2 * (sensitivity.k_2 / excess), sensitivity.k_1 * (sensitivity.k_inf / excess))
-    )
+    k_inf, k_1, k_2 = sensitivity
+    return up(alpha / 2 * min(k_2 * (k_2 / excess), k_1 * (k_inf / excess)))
 
 
 def inaccuracy_cost(bound: str, alpha: float) -> float:
@@ -346,8 +340,9 @@ def spent_epsilon(bound: str, alpha: float, cost: float, delta: float) -> float:
     return running_epsilon(alpha, cost, delta)
 
 
-# Part of ε reserved for discrete noise, and part of δ for rounding of the sums.
-DISCRETE, BOUND_ROUNDING = 1e-9, 1e-9
+# Part of ε reserved for discrete noise: far above 2⁻⁵² for each released number.
+DISCRETE = 1e-9
+BOUND_ROUNDING = 1e-9  # part of δ reserved for rounding of the sums
 # Standard deviations beyond which probabilities underflow.
 FAR = 40.0
 # Logarithm of the largest useful number.
@@ -397,10 +392,6 @@ def tail_exposure(epsilon: float, delta: float, ratio: float) -> float:
     return low
 
 
-# Part of ε reserved for discrete noise: far above 2⁻⁵² for each released number.
-DISCRETE = 1e-9
-
-
 def gaussian_delta(epsilon: float, mu: float) -> float:
     """The smallest δ at ε of releases with Gaussian noise and ``μ² = Σ Δ²/σ²``: ``Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ)``.
 
@@ -419,7 +410,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     high = 1.0
     while gaussian_delta(high, mu) > delta:
         high *= 2
-    return _bisected(lambda epsilon: gaussian_delta(epsilon, mu) > delta, 0.0, high)[1] + DISCRETE
+    return _bisect(lambda epsilon: gaussian_delta(epsilon, mu) > delta, 0.0, high)[1] + DISCRETE
 
 
 def gaussian_limit(alpha: float, epsilon: float, delta: float) -> float:
@@ -432,11 +423,11 @@ def gaussian_limit(alpha: float, epsilon: float, delta: float) -> float:
     """
     if epsilon <= 2 * DISCRETE:
         return 0.0
-    mu = _bisected(lambda mu: gaussian_delta(epsilon - DISCRETE, mu) * (1 + 1e-9) <= delta, 1e-9, 1e3)[0]
+    mu = _bisect(lambda mu: gaussian_delta(epsilon - DISCRETE, mu) * (1 + 1e-9) <= delta, 1e-9, 1e3)[0]
     return alpha * mu * mu / 2 * (1 - 1e-9)
 
 
-def _bisected(below: Callable[[float], bool], low: float, high: float) -> tuple[float, float]:
+def _bisect(below: Callable[[float], bool], low: float, high: float) -> tuple[float, float]:
     """Bisection: the last point where ``below`` is true and the first where it is false."""
     for _ in range(200):
         middle = (low + high) / 2

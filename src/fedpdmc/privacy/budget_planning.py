@@ -14,11 +14,10 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import fill
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedpdmc.errors import InputError
 from fedpdmc.privacy.accountant import (
     Sensitivity,
     account_limit,
@@ -32,7 +31,7 @@ from fedpdmc.privacy.budget import Budget
 from fedpdmc.privacy.declared_bounds import Bounds
 from fedpdmc.privacy.gaussian_mechanism import LEAST_HONEST, noise_multiplier
 from fedpdmc.privacy.sensitivity import ModelFacts, largest_row, predictor_reach, row_bounds, slopes
-from fedpdmc.validation import positive, probability
+from fedpdmc.validation import one_of, positive, probability
 
 # The method that uses noisy derivatives alone.
 PRIVATE_LAPLACE = "private-laplace"
@@ -140,9 +139,8 @@ def usual_sensitivity(
     The information of N M records of norm one is about ``N M w/d`` in every direction, and a record points in one of them.
     This assumes records spread evenly over directions; it is an estimate for planning. For logistic regression ``w ≤ ¼``.
     """
-    if neighbours not in FACTORS:
-        raise InputError("neighbours", repr(neighbours), f"Give one of {', '.join(map(repr, FACTORS))}.")
-    return FACTORS[neighbours] * math.sqrt(dim / (positive("records", records) * sites * curvature))
+    factor = FACTORS[one_of("neighbours", neighbours, tuple(FACTORS))]
+    return factor * math.sqrt(dim / (positive("records", records) * sites * curvature))
 
 
 def waste(arrivals: float, horizon: float, sites: int) -> float:
@@ -194,7 +192,7 @@ def answer(question: Question) -> Choice | None:
 
 def most_samples(question: Question) -> float:
     """The largest number of effective samples that the budget can buy, for any number of rounds."""
-    return max(c.samples for c in choices(question))
+    return max(choice.samples for choice in choices(question))
 
 
 def advice(question: Question) -> str:
@@ -235,24 +233,26 @@ def table(question: Question, rows: int = 12) -> str:
 
 def plot(questions: Sequence[Question], path: Path) -> None:
     """Plot the fronts of several questions, rounds against effective samples."""
+    curves = {}
+    for question in questions:
+        found = frontier(question)
+        label = f"{question.records:,} records, ε = {question.epsilon:g}"
+        curves[label] = [c.rounds for c in found], [c.samples for c in found]
+    _plot(curves, questions[0].samples, "rounds × chains", "effective samples", path)
+
+
+def _plot(curves: dict[str, Any], level: float, across: str, up: str, path: Path, **style: Any) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(6, 4))
-    for question in questions:
-        found = frontier(question)
-        axes.loglog(
-            [c.rounds for c in found],
-            [c.samples for c in found],
-            label=f"{question.records:,} records, ε = {question.epsilon:g}",
-        )
-    axes.axhline(questions[0].samples, linestyle=":", color="grey")
-    axes.set_xlabel("rounds × chains")
-    axes.set_ylabel("effective samples")
+    figure, axes = plt.subplots(figsize=(6, 4), layout="tight")
+    for label, (x, y) in curves.items():
+        axes.loglog(x, y, label=label, **style)
+    axes.axhline(level, linestyle=":", color="grey")
+    axes.set(xlabel=across, ylabel=up)
     axes.legend()
-    figure.tight_layout()
     figure.savefig(path)
     plt.close(figure)
 
@@ -460,23 +460,7 @@ def _relations(question: Question, neighbours: str, colluding: int) -> list[str]
 
 def plot_comparison(question: Question, path: Path, colluding: int = COLLUDING) -> None:
     """Plot the errors of all ways against ε."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(6, 4))
     epsilons = [question.epsilon * 2.0**k for k in range(-3, 4)]
-    for name in sorted(way.name for way in ways(question, colluding)):
-        errors = [
-            next(w.error for w in ways(question._replace(epsilon=epsilon), colluding) if w.name == name)
-            for epsilon in epsilons
-        ]
-        axes.loglog(epsilons, errors, marker="o", label=name)
-    axes.axhline(1.0, linestyle=":", color="grey")
-    axes.set_xlabel("ε")
-    axes.set_ylabel("error of the mean, posterior sd")
-    axes.legend()
-    figure.tight_layout()
-    figure.savefig(path)
-    plt.close(figure)
+    each = [{way.name: way.error for way in ways(question._replace(epsilon=x), colluding)} for x in epsilons]
+    curves = {name: (epsilons, [errors[name] for errors in each]) for name in sorted(each[0])}
+    _plot(curves, 1.0, "ε", "error of the mean, posterior sd", path, marker="o")

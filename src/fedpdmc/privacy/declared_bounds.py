@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -55,11 +56,15 @@ class Bounds:
     weight: float = 1.0
 
     def __post_init__(self):
-        if self.norm is not None:
-            object.__setattr__(self, "norm", float(_sizes("Bounds(norm)", self.norm, scalar=True)))
-        object.__setattr__(self, "weight", float(_sizes("Bounds(weight)", self.weight, scalar=True)))
-        most = integer("Bounds(most_records)", self.most_records, 1, sys.maxsize, "Give a positive integer.")
-        object.__setattr__(self, "most_records", most)
+        def put(name: str, check: Callable[[str, Any], Any]) -> None:
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, check(f"Bounds({name})", value))
+
+        for name in ("norm", "weight"):
+            put(name, lambda argument, value: float(_sizes(argument, value, scalar=True)))
+        put(
+            "most_records", lambda argument, value: integer(argument, value, 1, sys.maxsize, "Give a positive integer.")
+        )
         if self.most_records > LARGEST_MOST_RECORDS:
             raise InputError(
                 "Bounds(most_records)",
@@ -67,19 +72,11 @@ class Bounds:
                 f"Give at most {LARGEST_MOST_RECORDS:,}: in a sum over more records rounding would hide what one record "
                 "changes. Divide the records among several sites (in a contract: [limits] records).",
             )
-        for name in ("box", "region"):
-            value = getattr(self, name)
-            if value is not None:
-                object.__setattr__(self, name, _sizes(f"Bounds({name})", value))
+        for name, check in (("box", _sizes), ("region", _sizes), ("outcome", _interval), ("offset", _interval)):
+            put(name, check)
         if self.columns is not None:
-            ranges = {
-                str(name): _interval(f"Bounds(columns: {name})", ends) for name, ends in dict(self.columns).items()
-            }
+            ranges = {str(name): _interval(f"Bounds(columns: {name})", x) for name, x in dict(self.columns).items()}
             object.__setattr__(self, "columns", ranges)
-        for name in ("outcome", "offset"):
-            value = getattr(self, name)
-            if value is not None:
-                object.__setattr__(self, name, _interval(f"Bounds({name})", value))
 
     def sizes(self, name: str, dim: int) -> np.ndarray | None:
         """``box`` or ``region`` by coordinate."""
@@ -107,15 +104,8 @@ class Bounds:
 
     def describe(self) -> dict[str, Any]:
         """The bounds as plain numbers, for reports."""
-        found = {
-            name: getattr(self, name)
-            for name in ("norm", "box", "outcome", "offset", "region", "most_records", "columns", "weight")
-        }
-        return {
-            name: value.tolist() if isinstance(value, np.ndarray) else value
-            for name, value in found.items()
-            if value is not None
-        }
+        known = {field.name: value for field in fields(self) if (value := getattr(self, field.name)) is not None}
+        return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in known.items()}
 
 
 def _sizes(argument: str, value: Any, scalar: bool = False) -> np.ndarray:

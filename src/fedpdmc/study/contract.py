@@ -266,17 +266,11 @@ class Study:
 
         if self.prior_scale is None:
             return None
-        if self.effects is not None:
-            return models.spread_prior(
-                len(self.normal_names),
-                scaled=self.unknown_scale,
-                effects=1 if self.effects.formula.slope is None else 2,
-                mean=np.asarray(self.prior_mean),
-                scale=np.asarray(self.prior_scale),
-                spread=self.effects.spread,
-                spread_scale=self.effects.spread_scale,
-                correlation_scale=self.effects.correlation_scale,
-            )
+        if (effects := self.effects) is not None:
+            place = {"mean": np.asarray(self.prior_mean), "scale": np.asarray(self.prior_scale)}
+            own = {"scaled": self.unknown_scale, "effects": 1 if effects.formula.slope is None else 2}
+            spreads = {key: getattr(effects, key) for key in SPREADS}
+            return models.spread_prior(len(self.normal_names), **own, **place, **spreads)
         mean, scale = (np.broadcast_to(x, len(self.names)) for x in (self.prior_mean, self.prior_scale))
         if not self.scaled_prior:
             return models.normal_prior(len(self.names), mean=mean, scale=scale)
@@ -321,17 +315,11 @@ class Study:
         region = tuple(np.asarray(self.region)[own]) if isinstance(self.region, tuple) else self.region
         if self.model is not None:
             declared = self.model.declared(self.columns)
-            bounds = Bounds(region=region, most_records=self.most_records, weight=self.largest_weight, **declared)
         else:
             response = self.columns[self.design.response_name]
-            bounds = Bounds(
-                box=self.design.largest[own],
-                outcome=None if response.type == "level" or self.trials else response.range,
-                offset=self.offset_range,
-                region=region,
-                most_records=self.most_records,
-                weight=self.largest_weight,
-            )
+            outcome = None if response.type == "level" or self.trials else response.range
+            declared = {"box": self.design.largest[own], "outcome": outcome, "offset": self.offset_range}
+        bounds = Bounds(region=region, most_records=self.most_records, weight=self.largest_weight, **declared)
         agreed = {"epsilon": self.epsilon, "delta": self.delta, "neighbours": self.neighbours, "study": self.name}
         agreed |= {"bounds": bounds, "excess": self.excess, "release": self.release, "ledger": ledger}
         agreed["colluding"] = self.colluding
@@ -354,13 +342,25 @@ class Study:
 
     def matrix(self, records, site: str | None = None) -> np.ndarray:
         """The design matrix in the site's own parameters."""
-        own = None if site is None else self.coordinates(site)
-        matrix = self.design.matrix(records)
-        return matrix if own is None else self._own_columns(matrix, own, records)
+        from fedpdmc.study.read_data import Fault, refuse_records
+
+        X, own = self.design.matrix(records), None if site is None else self.coordinates(site)
+        if own is None:
+            return X
+        others = np.setdiff1d(np.arange(X.shape[1]), own)
+        remedy = "By the contract this site's records do not: correct the records or [coordinates]."
+        faults = [
+            Fault(int(row), "", f"a record that depends on {self.names[others[column]]!r}", remedy)
+            for row, column in np.argwhere(X[:, others] != 0)
+        ]
+        if faults:
+            raise refuse_records(records, faults)
+        return np.ascontiguousarray(X[:, own])
 
     def potential(self, records, site: str | None = None):
         """The minus log likelihood of records that `read_records` has checked, in the site's own parameters."""
         from fedpdmc import models
+        from fedpdmc.study.read_data import Fault, refuse_records
 
         weights = None if self.weights is None else self.record_weights(records)
         if self.model is not None:
@@ -371,26 +371,16 @@ class Study:
         known: dict[str, Any] = {key: value for key, value in self.options.items() if key != "offset"}
         known |= {"weights": weights} | ({} if offset is None else {"offset": offset})
         if self.trials is not None:
-            known["trials"] = self._checked_trials(y, records)
+            trials, remedy = np.asarray(records[self.trials], float), f"At most {self.trials!r} happen."
+            name, more = self.design.response_name, np.flatnonzero(y > trials)
+            faults = [Fault(int(row), name, f"{y[row]:g} events in {trials[row]:g} trials", remedy) for row in more]
+            if faults:
+                raise refuse_records(records, faults)
+            known["trials"] = trials
         if self.effects is None:
             return getattr(models, self.family)(X, y, **known)
         known |= {"family": self.family, "names": self.design.names}
         return models.random_effects(X, y, **known, **self._groups(records))
-
-    def _checked_trials(self, events: np.ndarray, records) -> np.ndarray:
-        """Numbers of trials, of which there are at least as many as events."""
-        from fedpdmc.study.read_data import Fault, refuse_records
-
-        trials, name = np.asarray(records[self.trials], float), self.design.response_name
-        faults = [
-            Fault(
-                int(row), name, f"{events[row]:g} events in {trials[row]:g} trials", f"At most {self.trials!r} happen."
-            )
-            for row in np.flatnonzero(events > trials)
-        ]
-        if faults:
-            raise refuse_records(records, faults)
-        return trials
 
     def _groups(self, records) -> dict[str, Any]:
         """Groups and covariates of their effects, as `fedpdmc.models.random_effects` takes them."""
@@ -399,19 +389,6 @@ class Study:
         varying = None if slope is None else np.c_[np.ones(len(records)), slope.matrix(records)]
         labels = records[groups].astype(str).to_numpy() if groups in self.columns else None
         return {"groups": labels, "effects": varying}
-
-    def _own_columns(self, X: np.ndarray, own: list[int], records) -> np.ndarray:
-        from fedpdmc.study.read_data import Fault, refuse_records
-
-        others, names = np.setdiff1d(np.arange(X.shape[1]), own), self.names
-        remedy = "By the contract this site's records do not: correct the records or [coordinates]."
-        faults = [
-            Fault(int(row), "", f"a record that depends on {names[others[column]]!r}", remedy)
-            for row, column in np.argwhere(X[:, others] != 0)
-        ]
-        if faults:
-            raise refuse_records(records, faults)
-        return np.ascontiguousarray(X[:, own])
 
 
 def read_study(path: str | Path) -> Study:
@@ -457,32 +434,24 @@ def parse_study(text: bytes, file: Callable[[str], bytes] = _no_file) -> Study:
             remedy = f"{suggest(site, keys.sites)}Give one of the sites: {', '.join(keys.sites)}."
             raise InputError(f"{where}: coordinates: {site}", "an unknown site", remedy)
     usual = ("none", "none") if "kind" in given else ("vb", "quadratic")
-    fields |= {
-        key: value for table in (run, releases, limits, keys.privacy) if table for key, value in asdict(table).items()
-    }
+    for table in (run, releases, limits, *([keys.privacy] if keys.privacy else [])):
+        fields |= asdict(table)
     del fields["arrivals"]
-    study = Study(
-        **fields | {
-            "text": text,
-            "name": keys.name,
-            "sites": keys.sites,
-            "columns": columns,
-            "missing": keys.missing,
-            "prior_mean": prior.mean,
-            "prior_scale": prior.scale,
-            "prior_df": prior.student_t,
-            "prior_horseshoe": () if prior.horseshoe is None else prior.horseshoe.on,
-            "prior_global_scale": 1.0 if prior.horseshoe is None else prior.horseshoe.scale,
-            "kind": str(dynamics.__struct_config__.tag),
-            "rates": {key: getattr(dynamics, key) for key in RATES if hasattr(dynamics, key)},
-            "reference": dynamics.reference or usual[0],
-            "control": dynamics.control or usual[1],
-            "chains": dynamics.chains,
-            "ess": 1000.0 if run.ess is None and run.duration is None else run.ess,
-            "observed_time": limits.observed_time or 1.0,
-            "parameters": {site: keys.coordinates[site] for site in keys.sites if site in keys.coordinates},
-        }
-    )  # fmt: skip
+    fields |= {"text": text, "name": keys.name, "sites": keys.sites, "columns": columns, "missing": keys.missing}
+    fields |= {"prior_mean": prior.mean, "prior_scale": prior.scale, "prior_df": prior.student_t}
+    if prior.horseshoe is not None:
+        fields |= {"prior_horseshoe": prior.horseshoe.on, "prior_global_scale": prior.horseshoe.scale}
+    fields |= {
+        "kind": str(dynamics.__struct_config__.tag),
+        "rates": {key: getattr(dynamics, key) for key in RATES if hasattr(dynamics, key)},
+        "reference": dynamics.reference or usual[0],
+        "control": dynamics.control or usual[1],
+        "chains": dynamics.chains,
+        "ess": 1000.0 if run.ess is None and run.duration is None else run.ess,
+        "observed_time": limits.observed_time or 1.0,
+        "parameters": {site: keys.coordinates[site] for site in keys.sites if site in keys.coordinates},
+    }
+    study = Study(**fields)
     check_together(study)
     return study
 
@@ -504,9 +473,11 @@ def _require(condition: Any, key: str, found: str, remedy: str) -> None:
 
 def check_together(study: Study) -> None:
     """Raise `InputError` for tables that contradict each other."""
-    _check_effects(study)
+    if study.effects is not None:
+        _check_effects(study)
     _check_response(study)
-    _check_parameters(study)
+    if study.parameters:
+        _check_parameters(study)
     remedy = "Add the main effects of every interaction and an intercept, or remove center from the columns."
     found = "'original' with centred columns whose centring cannot be undone"
     _require(study.units != "original" or study.naming is not None, "model: units", found, remedy)
@@ -514,7 +485,8 @@ def check_together(study: Study) -> None:
         count = len(value) if isinstance(value, tuple) else len(study.normal_names)
         remedy = f"Give one for each of {', '.join(study.normal_names)}."
         _require(count == len(study.normal_names), f"prior: {key}", f"{count} numbers", remedy)
-    _check_scales(study)
+    if study.scaled_prior:
+        _check_scales(study)
     wanted = f"'none' with reference = {study.reference!r} and control = {study.control!r}"
     remedy = "Allow derivatives = 'summed', 'own' or, under a budget, 'noisy'; or set reference and control to 'none'."
     released = study.derivatives != "none" or (study.reference == "none" and study.control == "none")
@@ -529,10 +501,6 @@ def check_together(study: Study) -> None:
 
 
 def _check_effects(study: Study) -> None:
-    """Check the requirements of effects that stay at their sites."""
-    if study.effects is None:
-        return
-
     def require(condition: Any, key: str, found: str, remedy: str) -> None:
         _require(condition, key, f"{found} with effects of groups", remedy)
 
@@ -571,9 +539,6 @@ def _check_response(study: Study) -> None:
 
 
 def _check_parameters(study: Study) -> None:
-    """Check the table [coordinates]."""
-    if not study.parameters:
-        return
     found = f"a table, with family {study.family!r}"
     _require(study.model is None, "coordinates", found, "Leave the table out.")
     _require(not study.unknown_scale, "model: scale", "no value, with a table [coordinates]", "Give a known scale.")
@@ -581,26 +546,18 @@ def _check_parameters(study: Study) -> None:
         remedy = f"Name each once, among {', '.join(study.names)}."
         _require(set(names) <= set(study.names), f"coordinates: {site}", repr(list(names)), remedy)
     local = study.one_shot or (study.kind in ("ZigZag", "FactorisedBoomerang") and study.reference == "none")
-    remedy = (
-        "Only flips in the parameters' own coordinates are local: use kind = 'ZigZag' with reference = 'none', or "
-        "remove the table."
-    )
+    flips = "Only flips in the parameters' own coordinates are local"
+    remedy = f"{flips}: use kind = 'ZigZag' with reference = 'none', or remove the table."
     _require(local, "coordinates", f"{study.kind} with reference = {study.reference!r}", remedy)
 
 
 def _check_scales(study: Study) -> None:
-    """Check priors with scales of their own."""
-    if not study.scaled_prior:
-        return
     names = [*study.prior_df, *study.prior_horseshoe]
     good, remedy = set(names) <= set(study.names), f"Name each once, among {', '.join(study.names)}."
     _require(good and len(set(names)) == len(names), "prior", f"student_t or horseshoe of {', '.join(names)}", remedy)
     _require(study.prior_scale is not None, "prior", "flat, with student_t or horseshoe", "Give mean and scale.")
-    for what, given in (
-        ("a privacy budget", study.epsilon is not None),
-        ("a table [coordinates]", study.parameters),
-        ("effects of groups", study.effects is not None),
-    ):
+    others = {"a privacy budget": study.epsilon is not None, "a table [coordinates]": study.parameters}
+    for what, given in (others | {"effects of groups": study.effects is not None}).items():
         _require(not given, "prior", f"student_t or horseshoe with {what}", "Give a normal prior.")
     mean = np.broadcast_to(study.prior_mean, len(study.names))
     centred = all(mean[study.names.index(name)] == 0 for name in study.prior_horseshoe)
@@ -614,9 +571,8 @@ def _check_private(study: Study) -> None:
         _check_one_shot(study)
     else:
         found = f"{study.derivatives!r} with release = {study.release:g}"
-        remedy = (
-            "Noisy derivatives cost a share of a privacy budget: set derivatives = 'noisy', and privacy: release = 0.1."
-        )
+        cost = "Noisy derivatives cost a share of a privacy budget"
+        remedy = f"{cost}: set derivatives = 'noisy', and privacy: release = 0.1."
         _require((study.derivatives == "noisy") == (study.release > 0), "releases: derivatives", found, remedy)
     if study.epsilon is None:
         return

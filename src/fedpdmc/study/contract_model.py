@@ -207,17 +207,12 @@ def of_record(family: Any, options: Any) -> bool:
     return family in LIBRARY and not (family in GROUPED_FAMILIES and "size" in options)
 
 
-def _plain(column: Column | None) -> bool:
-    """Whether a column of numbers enters the model as it is recorded."""
-    return column is not None and not column.center and column.scale == 1 and not column.log
-
-
 def _weighing(keys: ModelKeys, columns: dict[str, Column]) -> dict[str, Any]:
     """The columns of weights and of trials."""
     given = {key: name for key in ("weights", "trials") if (name := getattr(keys, key)) is not None}
     for key, name in given.items():
         column, kinds = columns.get(name), ("number", "count") if key == "weights" else ("count",)
-        if column is None or column.type not in kinds or not _plain(column) or column.bounds[0] < 0:
+        if column is None or column.type not in kinds or not column.plain or column.bounds[0] < 0:
             kind = "a number or a count" if key == "weights" else "a count"
             remedy = f"Name a declared column: {kind} of at least zero, without center, scale and log."
             raise _invalid(key, name, remedy)
@@ -239,7 +234,7 @@ def _offset(keys: PoissonKeys, columns: dict[str, Column], formula: str) -> dict
         raise _invalid("offset", keys.offset, "Give an offset or an exposure, not both.")
     if column is None or column.type in ("level", "key"):
         raise _invalid(key, name, "Name a declared column of numbers.")
-    if logged and not (column.bounds[0] > 0 and _plain(column)):
+    if logged and not (column.bounds[0] > 0 and column.plain):
         raise _invalid(key, name, "An exposure has a positive least bound, and neither center, scale nor log.")
     if logged and name in columns_of(formula)[1]:
         remedy = f"{name!r} is a term of the formula too: add a copy of the column for one of them."
@@ -331,12 +326,10 @@ def _check_column(column: ModelColumn, name: str, columns: dict[str, Column]) ->
     """Refuse a declared column whose values may not be what the model takes."""
     where = f"study.toml: columns: {name}"
     if name not in columns:
-        raise InputError(
-            where, "no such column", f"Declare it, or say under [model.columns] which one {column.name} is."
-        )
+        remedy = f"Declare it, or say under [model.columns] which one {column.name} is."
+        raise InputError(where, "no such column", remedy)
     found = columns[name]
     low, high = found.range if found.type in ("number", "count") else (np.nan, np.nan)
-    plain = found.center == 0 and found.scale == 1 and not found.log
     numeric = found.type in ("number", "count")
     good = {
         "real": numeric,
@@ -344,8 +337,8 @@ def _check_column(column: ModelColumn, name: str, columns: dict[str, Column]) ->
         "nonnegative": numeric and low >= 0,
         "unit": numeric and low > 0 and high < 1,
         "binary": (found.type == "level" and len(found.levels) == 2)
-        or (found.type == "count" and plain and found.bounds == (0, 1)),
-        "count": found.type == "count" and plain,
+        or (found.type == "count" and found.plain and found.bounds == (0, 1)),
+        "count": found.type == "count" and found.plain,
         "index": found.type == "level" and len(found.levels) == column.levels,
     }[column.domain]
     if not good:

@@ -260,7 +260,7 @@ class Function:
         if self.kind in (*ELEMENTWISE, "bs"):
             return np.full(self.width, (1.0 if self.kind == "bs" else max(abs(low), abs(high))) * (1 + ROUNDING))
         degree, own = (
-            (self.width if self.kind == "poly" else 3),
+            self.width if self.kind == "poly" else 3,
             {"lower": low, "upper": high, "knots": ()} | self.settings,
         )
         knots = [x for x in (own["lower"], *own["knots"], own["upper"]) if low < x < high]
@@ -315,9 +315,8 @@ class Function:
         low, high = self.range(ranges)
         own: dict[str, Any] = ({"lower": low, "upper": high} if self.kind in SPLINES else {}) | own
         if self.kind in SPLINES and np.any(np.diff([own["lower"], *own["knots"], own["upper"]]) <= 0):
-            raise InputError(
-                WHERE, self.text, f"Knots rise, above lower = {own['lower']:g} and below upper = {own['upper']:g}."
-            )
+            remedy = f"Knots rise, above lower = {own['lower']:g} and below upper = {own['upper']:g}."
+            raise InputError(WHERE, self.text, remedy)
         if "alpha" in own and (len(own["alpha"]), len(own.get("norms", ()))) != (self.width, self.width):
             raise InputError(WHERE, self.text, f"Give {self.width} numbers each of alpha and norms.")
         slack = ROUNDING * (high - low)
@@ -415,19 +414,14 @@ def _settings(kind: str, call: ast.Call) -> dict[str, Any]:
     """All arguments but the first by name, each checked."""
     known = SETTINGS[kind]
     arguments = [*zip(known, call.args[1:], strict=False), *((str(one.arg), one.value) for one in call.keywords)]
-    if not {key for key, _ in arguments} <= set(known) or len(dict(arguments)) < len(call.args) - 1 + len(
-        call.keywords
-    ):
+    count = len(call.args) - 1 + len(call.keywords)
+    if not {key for key, _ in arguments} <= set(known) or len(dict(arguments)) < count:
         raise ValueError(f"{kind} takes {', '.join(('one column or expression', *known))}, each once.")
     found = {key: _setting(key, one) for key, one in arguments}
     usual = {"bs": {"degree": 3} | ({} if "df" in found else {"knots": []}), "poly": {"degree": 1}}
     found = usual.get(kind, {}) | found
-    if (
-        {"df", "knots"} <= set(found)
-        or found.get("df", 99) < found.get("degree", 1)
-        or kind == "poly"
-        and not found["degree"]
-    ):
+    small = found.get("df", 99) < found.get("degree", 1) or kind == "poly" and not found["degree"]
+    if {"df", "knots"} <= set(found) or small:
         raise ValueError("Give df, which is at least the degree, or knots; the degree of poly is at least 1.")
     if kind in SPLINES and not {"df", "knots"} & set(found):
         raise ValueError(f"Give df, the number of columns, or knots: {kind}(age, df=4).")
@@ -474,9 +468,8 @@ def _expression(node: ast.expr) -> ast.expr:
     if isinstance(node, ast.BinOp) and type(node.op) in OPERATIONS:
         left, right = _expression(node.left), _expression(node.right)
         power = right.operand if isinstance(right, ast.UnaryOp) else right
-        if isinstance(node.op, ast.Pow) and not (
-            isinstance(power, ast.Constant) and 0 < value(power, {}) <= MOST_POWER
-        ):
+        small = isinstance(power, ast.Constant) and 0 < value(power, {}) <= MOST_POWER
+        if isinstance(node.op, ast.Pow) and not small:
             raise ValueError(f"Powers are numbers of at most {MOST_POWER}, such as 2 and 0.5.")
         return ast.BinOp(left, node.op, right)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
@@ -587,9 +580,8 @@ class Design:
         widths = {name: max(len(column.levels), 1) for name, column in columns.items()}
         check_size(as_names(pieces), widths | {x.label: widths[x.columns[0]] for x in every.values() if x.kind == "C"})
         left, right = _parse(as_names(pieces))
-        factors = [
-            factor.expr for term in [*left, *right] for factor in term.factors if _is_column(factor, columns, owner)
-        ]
+        every_factor = [factor for term in [*left, *right] for factor in term.factors]
+        factors = [factor.expr for factor in every_factor if _is_column(factor, columns, owner)]
         if len(left) != 1 or len(left[0].factors) != 1 or str(left[0]) not in columns:
             raise InputError(WHERE, repr(formula), "Give one declared column, the response, left of '~'.")
         self.response_name = str(left[0])
@@ -599,11 +591,9 @@ class Design:
         self.functions = [one for one in every.values() if one.kind != "offset"]
         self.offsets = [one for one in every.values() if one.kind == "offset"]
         kept = [term for term in right if _is_term(term, owner)]
-        self._largest = {
-            name: size
-            for one in self.functions if one.kind != "C"
-            for name, size in zip(one.names, one.largest(self._ranges), strict=True)
-        }  # fmt: skip
+        self._largest: dict[str, float] = {}
+        for one in (one for one in self.functions if one.kind != "C"):
+            self._largest |= dict(zip(one.names, one.largest(self._ranges), strict=True))
         # The template has every level, so that the design's columns depend on the contract only.
         try:
             spec: Any = Formula(kept)  # pyright: ignore[reportAbstractUsage]
@@ -644,16 +634,15 @@ class Design:
         frame = {}
         for name, column in self.columns.items():
             if column.type == "level":
-                frame[name] = pd.Categorical(
-                    [column.levels[i % len(column.levels)] for i in range(most)], categories=list(column.levels)
-                )
+                levels = list(column.levels)
+                frame[name] = pd.Categorical([levels[i % len(levels)] for i in range(most)], categories=levels)
             else:
                 frame[name] = np.linspace(0.25, 0.75, most)
         for one in self.functions:
             if one.kind == "C":
                 frame[one.label] = self._code_levels(one, frame)
             else:
-                frame |= {name: np.linspace(0.25, 0.75, most) for name in one.names}
+                frame |= dict.fromkeys(one.names, np.linspace(0.25, 0.75, most))
         return pd.DataFrame(frame)
 
     def _code_levels(self, function: Function, records: Any) -> pd.Categorical:
@@ -704,11 +693,10 @@ class Design:
         """Refuse a response that does not fit the family."""
         column = self.columns[self.response_name]
         binary = column.type == "level" and len(column.levels) == 2
-        plain = column.center == 0 and column.scale == 1 and not column.log
         response = "count" if trials is not None else FAMILIES[family].response
         good, need = {
             "level": (binary, "a level of two, or a count of events if trials are given"),
-            "count": (column.type == "count" and plain, "a count, neither centred nor scaled"),
+            "count": (column.type == "count" and column.plain, "a count, neither centred nor scaled"),
             "number": (column.type == "number", "a number"),
         }[response]
         if not good:

@@ -252,6 +252,11 @@ class Column:
     log: bool = False
 
     @property
+    def plain(self) -> bool:
+        """Whether it enters the model as it is recorded."""
+        return not self.center and self.scale == 1 and not self.log
+
+    @property
     def range(self) -> tuple[float, float]:
         """The bounds after the transformation to model units."""
         low, high = (float(np.log(x)) if self.log else x for x in self.bounds)

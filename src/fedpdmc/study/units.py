@@ -64,11 +64,6 @@ class OriginalUnits:
         return found
 
 
-def plain(column: Column, **changes) -> Column:
-    """The column as recorded, or its logarithm: neither centred nor scaled."""
-    return dataclasses.replace(column, **{"center": 0.0, "scale": 1.0} | changes)
-
-
 def original_units(study: Study) -> OriginalUnits | Named | None:
     """How to undo centring and scaling; None if no linear map does, as for an interaction without its main effects."""
     formula = study.formula if study.effects is None else study.effects.formula.fixed
@@ -90,9 +85,11 @@ def design_map(formula: str, columns: dict[str, Column]) -> np.ndarray | None:
     """A with ``X_s = X A`` for all records, or None if there is none."""
     if all(column.center == 0 and column.scale == 1 for column in columns.values()):
         return np.eye(len(Design(formula, columns).names))
-    scaled, raw = Design(formula, columns), Design(formula, {name: plain(one) for name, one in columns.items()})
-    records = _points(columns, 4 * len(raw.names) + 50)
-    target = scaled.matrix(_transform(records, columns))
+    unscaled = {name: dataclasses.replace(one, center=0.0, scale=1.0) for name, one in columns.items()}
+    scaled, raw = Design(formula, columns), Design(formula, unscaled)
+    records = _points(unscaled, 4 * len(raw.names) + 50)
+    numbers = {name: one for name, one in columns.items() if one.type != "level"}
+    target = scaled.matrix(records.assign(**{x: (records[x] - one.center) / one.scale for x, one in numbers.items()}))
     design = raw.matrix(records)
     size = np.linalg.norm(design, axis=0)
     if np.any(size == 0):
@@ -108,7 +105,7 @@ def design_map(formula: str, columns: dict[str, Column]) -> np.ndarray | None:
 
 
 def _points(columns: dict[str, Column], n: int) -> pd.DataFrame:
-    """Records that span what the bounds allow, in the columns' own units (logarithms where the model takes them)."""
+    """Records that span what the bounds allow."""
     rng = np.random.default_rng(0)
     frame = {}
     for name, column in columns.items():
@@ -116,14 +113,5 @@ def _points(columns: dict[str, Column], n: int) -> pd.DataFrame:
             codes = np.arange(n) % len(column.levels)
             frame[name] = pd.Categorical.from_codes(rng.permutation(codes), categories=list(column.levels))
         else:
-            low, high = plain(column).range
-            frame[name] = rng.uniform(low, high, n)
-    return pd.DataFrame(frame)
-
-
-def _transform(records: pd.DataFrame, columns: dict[str, Column]) -> pd.DataFrame:
-    frame = {}
-    for name, column in columns.items():
-        values = records[name]
-        frame[name] = values if column.type == "level" else (values - column.center) / column.scale
+            frame[name] = rng.uniform(*column.range, n)
     return pd.DataFrame(frame)
