@@ -215,7 +215,6 @@ class Assessment:
         return found
 
     def _tables(self) -> list[tuple[str, pd.DataFrame]]:
-        """What is known, as texts by title."""
         known, title = any(x.loo for x in self.sites), "predictive accuracy (elpd: larger is better)"
         found = [(title, self.loo, 2)] if known else []
         curves = self.survival

@@ -473,7 +473,6 @@ def _statistics(outcome: Outcome, names: Sequence[str]) -> dict[str, tuple[tuple
 def _sums(
     outcome: Outcome, names: Sequence[str], y: np.ndarray, centre: float, events: np.ndarray | None, w: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """The parts of the statistics, of records (n, S)."""
     found = {}
     for part in {part for parts, _ in _statistics(outcome, names).values() for part in parts}:
         if part in PARTS:

@@ -175,7 +175,6 @@ def _covariates(sites: Sites) -> list[str]:
 
 
 def _observed(sites: Sites, tables: dict[str, pd.DataFrame]) -> tuple[np.ndarray, np.ndarray]:
-    """Times and events of some records of all sites."""
     pairs = [times_and_events(Outcome(sites.study, np.zeros((1, len(sites.names))), s), t) for s, t in tables.items()]
     time, died = (np.concatenate(one) for one in zip(*pairs, strict=True))
     return time, died

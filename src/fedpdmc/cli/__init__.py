@@ -54,14 +54,9 @@ def _demo(
     return 0 if run(out, seed=seed, check=check) else CHECK_FAILED
 
 
-command(app, "run")(study.run)
-command(app, "coordinator")(network.coordinator)
-command(app, "site")(network.site)
-command(app, "bundle")(network.bundle)
-command(app, "invite")(network.invite)
-command(app, "join")(network.join)
-command(app, "revoke")(network.revoke)
-command(app, "assess")(after_run.assess)
-command(app, "effects")(after_run.effects)
-command(app, "report")(after_run.report)
+for work in (
+    study.run, network.coordinator, network.site, network.bundle, network.invite, network.join, network.revoke,
+    after_run.assess, after_run.effects, after_run.report,
+):  # fmt: skip
+    command(app, work.__name__)(work)
 command(app, "flower-app")(network.flower_app)

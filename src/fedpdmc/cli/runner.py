@@ -108,8 +108,6 @@ class _StandardErrorHandler(logging.StreamHandler):
 
 
 class _WrappingFormatter(logging.Formatter):
-    """Wraps log lines to the width of the terminal."""
-
     def format(self, record: logging.LogRecord) -> str:
         """The record's text."""
         return wrapped(super().format(record), terminal_width(sys.stderr))

@@ -15,7 +15,6 @@ from fedpdmc.errors import InputError
 
 if TYPE_CHECKING:
     from fedpdmc import Model
-    from fedpdmc.study import Study
 
 study_app = typer.Typer(help="Check a study's contract.", no_args_is_help=True)
 
@@ -34,7 +33,11 @@ def _check(
     say(f"{contract.name}: {contract.family}, {contract.formula}; sites {', '.join(contract.sites)}")
     say(f"parameters: {', '.join(contract.names)}")
     say(f"contract hash (sha256sum {study.name}): {contract.digest.hex()}")
-    say("; ".join([f"sites release: {', '.join(released(contract))}", _budget(contract), *choice(contract)]))
+    budget = "no privacy budget"
+    if contract.epsilon is not None:
+        budget = f"privacy budget epsilon = {contract.epsilon:g}, delta = {contract.delta:g}, {contract.neighbours}"
+        budget += "" if contract.colluding is None else f", if at most {contract.colluding} sites collude"
+    say("; ".join([f"sites release: {', '.join(released(contract))}", budget, *choice(contract)]))
     trial = try_study(contract, records=records)
     say(f"dry run on {records} synthetic records per site: {trial.posterior!r}")
     say(
@@ -48,13 +51,6 @@ def _check(
     return 0
 
 
-def _budget(study: "Study") -> str:
-    if study.epsilon is None:
-        return "no privacy budget"
-    words = f"privacy budget epsilon = {study.epsilon:g}, delta = {study.delta:g}, {study.neighbours}"
-    return words if study.colluding is None else f"{words}, if at most {study.colluding} sites collude"
-
-
 def run(
     study: Contract,
     data: Annotated[list[str], typer.Option(help="NAME=RECORDS, once for each site.")],
@@ -66,19 +62,17 @@ def run(
 ) -> int:
     """Run a study with all its sites in this process, to try it out."""
     resume = "With --store FOLDER an interrupted run can be resumed."
-    if store is None:
-        remains(f"Interrupted. Nothing was saved. {resume}", finishes=True)
-    else:
-        remains(f"Interrupted. The samples so far are in {store}. Run the same command to resume.", finishes=True)
+    kept = f"The samples so far are in {store}. Run the same command to resume."
+    remains(f"Interrupted. {kept if store else f'Nothing was saved. {resume}'}", finishes=True)
     import fedpdmc as fp
 
     sources, queries = _by_site(data, "data"), _by_site(query or [], "query")
     stray = sorted(set(queries) - set(sources))
     if stray:
         raise InputError("query", f"one for {stray[0]!r}, which has no data", "Give --data for it too.")
-    told = {name: (source, queries.get(name)) for name, source in sources.items()}
+    given = {name: (source, queries.get(name)) for name, source in sources.items()}
     seeds = {name: _seed(value) for name, value in _by_site(site_seed or [], "site-seed").items()}
-    with fp.connect(study, data=told, seed=seed, site_seeds=seeds, store=store) as connection, verdict_in_summary():
+    with fp.connect(study, data=given, seed=seed, site_seeds=seeds, store=store) as connection, verdict_in_summary():
         post = fp.sample(connection)
     if happened() and store is not None:
         return INTERRUPTED
@@ -133,7 +127,18 @@ def _build(
     source: Annotated[Path, typer.Argument(help="A Python file that defines `model`, a fedpdmc.Model.")], out: Out
 ) -> None:
     """Run a Python file on this machine and write the model that it defines. Sites never see the Python."""
-    _write(_defined(source), out)
+    import runpy
+
+    import fedpdmc as fp
+
+    if not source.is_file():
+        raise InputError("source", f"no file {source}", "Give a Python file that defines `model`.")
+    found = runpy.run_path(str(source))
+    models = [value for value in found.values() if isinstance(value, fp.Model)]
+    models = [found["model"]] if isinstance(found.get("model"), fp.Model) else models
+    if len(models) != 1:
+        raise InputError("source", f"{source} with {len(models)} models", "Define one: model = fedpdmc.Model(f, ...).")
+    _write(models[0], out)
 
 
 @command(model_app, "family")
@@ -151,9 +156,8 @@ def _family(
     sizes = {}
     for option, given, needed in (("levels", levels, FAMILIES[name].levels), ("pieces", pieces, FAMILIES[name].pieces)):
         if (given is None) == needed:
-            raise InputError(
-                f"--{option}", repr(given), "Give it." if needed else "This family has none: leave it out."
-            )
+            remedy = "Give it." if needed else "This family has none: leave it out."
+            raise InputError(f"--{option}", repr(given), remedy)
         if given is not None and given < 2:
             raise InputError(f"--{option}", repr(given), "Give at least 2.")
         sizes |= {} if given is None else {option: given}
@@ -170,24 +174,6 @@ def _show(
 
     model = fp.Model.load(file)
     print(model.text if text else model.review())
-
-
-def _defined(source: Path) -> "Model":
-    """The one model that a Python file defines."""
-    import runpy
-
-    import fedpdmc as fp
-
-    if not source.is_file():
-        raise InputError("source", f"no file {source}", "Give a Python file that defines `model`.")
-    found = runpy.run_path(str(source))
-    models = [value for value in found.values() if isinstance(value, fp.Model)]
-    named = found.get("model")
-    if isinstance(named, fp.Model):
-        return named
-    if len(models) != 1:
-        raise InputError("source", f"{source} with {len(models)} models", "Define one: model = fedpdmc.Model(f, ...).")
-    return models[0]
 
 
 def _write(model: "Model", out: Path) -> None:

@@ -55,7 +55,6 @@ from fedpdmc.privacy.accountant import (
 )
 from fedpdmc.privacy.budget import Budget
 from fedpdmc.privacy.budget_planning import MOST_CELLS, ONE_SHOT, REFERENCE, Schedule, cells, most_passes, steepness
-from fedpdmc.privacy.declared_bounds import Bounds
 from fedpdmc.privacy.gaussian_mechanism import (
     MODULUS,
     ShareTerms,
@@ -69,19 +68,18 @@ from fedpdmc.privacy.gaussian_mechanism import (
     share,
 )
 from fedpdmc.privacy.ledger import FAULT, Account, Ledger, LedgerRequest, Reply
-from fedpdmc.privacy.rounding_error_bound import (
+from fedpdmc.privacy.sensitivity import (
     COX_REGION,
     LARGEST_SHARE,
-    Limits,
-    gradient_rounding,
-    hessian_rounding,
-    limits,
-)
-from fedpdmc.privacy.sensitivity import (
     NEIGHBOURS,
+    Bounds,
+    Limits,
     ModelFacts,
     averaged_sensitivity,
     derivative_sensitivity,
+    gradient_rounding,
+    hessian_rounding,
+    limits,
     sensitivity,
 )
 
@@ -765,7 +763,6 @@ def release_status(site: Site) -> AccountStatus:
 
 
 def _account_status(site: Site, dim: int, ledger: Ledger, account: Account, known: Sensitivity) -> AccountStatus:
-    """The account of a site that has answered no plan."""
     budget, seeded = _budget(site), site.seed is not None
     spent, releases = ledger.spent(budget.account_name) / account.limit, ledger.releases(budget.account_name)
     terms = (account.epsilon, account.delta, account.alpha, budget.granted)

@@ -120,7 +120,12 @@ def choose_clock(site: Site, opening: Opening, whitened: Potential | None = None
     if isinstance(site.potential, LatentPotential):
         return ClockChoice(_latent_clock(site, site.potential, opening), "private latents", {})
     if isinstance(site.potential, Program):
-        _check_continuity(site.potential, site.name, opening.adaptive)
+        try:
+            site.potential.check_continuity(lenient=opening.adaptive)
+        except Discontinuous as error:
+            if not opening.adaptive:
+                raise
+            warn(f"site {site.name!r}, bounds='adaptive': {error}")
     whitened = walked_potential(site, opening) if whitened is None else whitened
     if opening.adaptive and site.model is not None:
         return ClockChoice(AdaptiveClock(whitened, opening.dynamics), "bounds='adaptive'", {})
@@ -170,18 +175,7 @@ def _check_cost(choice: ClockChoice, name: str) -> None:
         )
 
 
-def _check_continuity(program: Program, name: str, adaptive: bool) -> None:
-    """Refuse a function that may jump, or warn if bounds are adaptive."""
-    try:
-        program.check_continuity(lenient=adaptive)
-    except Discontinuous as error:
-        if not adaptive:
-            raise
-        warn(f"site {name!r}, bounds='adaptive': {error}")
-
-
 def _latent_clock(site: Site, potential: LatentPotential, opening: Opening) -> LatentClock:
-    """The clock of a site with private latents."""
     dynamics, reference = opening.dynamics, opening.reference
     if dynamics.flips or not dynamics.flow.rotating:
         raise InputError("dynamics", repr(dynamics), NEEDS_ROTATION)
@@ -221,9 +215,8 @@ def _remainder(potential: Potential, control: ControlVariate | None, share: Quad
     if control is None or isinstance(potential, LinearUnknownScale):
         return Sum((potential, rest))
     if not isinstance(potential, LinearPredictor):
-        raise InputError(
-            "control", type(potential).__name__, "Control variates need a built-in model: use control='none'."
-        )
+        remedy = "Control variates need a built-in model: use control='none'."
+        raise InputError("control", type(potential).__name__, remedy)
     expanded, difference, same = _expand(potential, control)
     if share is not None:
         return Sum((expanded, share if bool(same) else share.plus(difference)))

@@ -172,13 +172,10 @@ class LatentPosterior:
                 parts = {name: file[name] for name in file.files}
             names = tuple(parts["names"].tolist())
             found = cls(parts["times"], parts["theta"], parts["z"], names, parts.get("last"))
-            good = found.z.shape == (*found.theta.shape[:2], len(found.names)) and len(found.times) == found.z.shape[1]
+            if found.z.shape != (*found.theta.shape[:2], len(names)) or len(found.times) != found.z.shape[1]:
+                raise ValueError("arrays of inconsistent shapes")
         except (OSError, KeyError, ValueError, AttributeError, zipfile.BadZipFile) as error:
             raise InputError("path", f"{path}: {error}", "Give a file written by LatentPosterior.save.") from error
-        if not good:
-            raise InputError(
-                "path", f"{path}: arrays of inconsistent shapes", "Give a file written by LatentPosterior.save."
-            )
         return found
 
     def followed_by(self, later: LatentPosterior) -> LatentPosterior:
@@ -267,9 +264,8 @@ class Site(Member):
                 "the minus log likelihood.",
             )
         if given and data is not None:
-            raise InputError(
-                "Site(data)", type(data).__name__, "The models of fedpdmc.models hold their data: leave data out."
-            )
+            remedy = "The models of fedpdmc.models hold their data: leave data out."
+            raise InputError("Site(data)", type(data).__name__, remedy)
         if given and latent is not None:
             raise InputError("Site(latent)", repr(latent), "It is for a potential given as a function f(x, z, data).")
         if budget is not None and not isinstance(budget, Budget):
@@ -384,6 +380,10 @@ class Site(Member):
         """Which parameters are log spreads of grouped effects."""
         return self._potential.spreads if isinstance(self._potential, RandomEffects) else ()
 
+    def _check_latents(self) -> None:
+        if not self.latents:
+            raise InputError(f"site {self.name!r}", "a model without private latents", "Give one with latents.")
+
     def latent_posterior(self) -> LatentPosterior:
         """Draws of the site's own latents together with the shared parameters. They exist at the site alone.
 
@@ -392,16 +392,14 @@ class Site(Member):
         InputError
             If the model has no private latents, or nothing has been sampled.
         """
-        if not self.latents:
-            raise InputError(f"site {self.name!r}", "a model without private latents", "Give one with latents.")
+        self._check_latents()
         if not self.drawn:
             raise InputError(f"site {self.name!r}", "no draws of its latents", "Call fedpdmc.sample first.")
         return self.drawn[0]
 
     def restore_latents(self, kept: LatentPosterior | str | Path) -> None:
         """Restore the latents of an earlier run, from the object or its file, so that a saved posterior can be extended."""
-        if not self.latents:
-            raise InputError(f"site {self.name!r}", "a model without private latents", "Give one with latents.")
+        self._check_latents()
         self.drawn[:] = [kept if isinstance(kept, LatentPosterior) else LatentPosterior.load(kept)]
 
     @property
@@ -485,9 +483,8 @@ def _check_coordinates(coordinates: Sequence[int] | None, dim: int | None) -> np
     index = np.asarray(coordinates)
     dim = index.size if dim is None else dim
     if index.ndim != 1 or index.dtype.kind not in "iu" or index.shape[0] != dim:
-        raise InputError(
-            "Site(coordinates)", repr(coordinates), f"Give {dim} integers, one for each parameter of the site's model."
-        )
+        remedy = f"Give {dim} integers, one for each parameter of the site's model."
+        raise InputError("Site(coordinates)", repr(coordinates), remedy)
     if len(set(index.tolist())) != dim or index.min(initial=0) < 0:
         raise InputError("Site(coordinates)", repr(coordinates), "Give distinct indices that are zero or positive.")
     return index

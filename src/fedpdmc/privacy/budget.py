@@ -9,9 +9,8 @@ from typing import Any
 
 from fedpdmc.errors import InputError
 from fedpdmc.privacy.accountant import USUAL_EXCESS, Sensitivity, account_limit, best_bound, best_order
-from fedpdmc.privacy.declared_bounds import Bounds
 from fedpdmc.privacy.ledger import Account, Ledger
-from fedpdmc.privacy.sensitivity import NEIGHBOURS
+from fedpdmc.privacy.sensitivity import NEIGHBOURS, Bounds
 from fedpdmc.validation import integer, one_of, positive, probability
 
 # The smallest total excess rate of all private sites. The observed time that a budget covers grows in proportion to ρ,

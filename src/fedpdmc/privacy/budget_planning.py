@@ -28,9 +28,8 @@ from fedpdmc.privacy.accountant import (
     run_cap,
 )
 from fedpdmc.privacy.budget import Budget
-from fedpdmc.privacy.declared_bounds import Bounds
 from fedpdmc.privacy.gaussian_mechanism import LEAST_HONEST, noise_multiplier
-from fedpdmc.privacy.sensitivity import ModelFacts, largest_row, predictor_reach, row_bounds, slopes
+from fedpdmc.privacy.sensitivity import Bounds, ModelFacts, largest_row, predictor_reach, row_bounds, slopes
 from fedpdmc.validation import one_of, positive, probability
 
 # The method that uses noisy derivatives alone.

@@ -245,7 +245,6 @@ class Ledger:
         self._load()
 
     def _load(self) -> None:
-        """Read and check the file."""
         entries, self._totals = _replay(self.path, self._db)
         self._secret, file = self._db.execute("SELECT secret, file FROM meta").fetchone()
         check_file(self.path, file)

@@ -154,7 +154,6 @@ def _evidence(release: NoisyRelease, hessian: np.ndarray, mean: np.ndarray, cov:
 
 
 def _symmetric_noise(sd: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Symmetric matrices of independent Gaussian entries."""
     upper = np.triu(rng.standard_normal((count, *sd.shape)) * sd)
     return upper + np.swapaxes(np.triu(upper, 1), -1, -2)
 

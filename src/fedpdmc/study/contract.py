@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 from msgspec.structs import asdict
@@ -20,15 +21,112 @@ from fedpdmc.potentials.random_effects import NaturalScale
 from fedpdmc.privacy.budget_planning import ONE_SHOT, PRIVATE_LAPLACE
 from fedpdmc.privacy.gaussian_mechanism import check_honest
 from fedpdmc.study.contract_model import BoundModel, read_likelihood
-from fedpdmc.study.formula import Design, Effects
+from fedpdmc.study.formula import INTERCEPT, Design, Effects
 from fedpdmc.study.schema import FORMAT, Column, ContractKeys, naming_file, parse_toml, read, read_bytes, read_columns
-from fedpdmc.study.units import Named, OriginalUnits, original_units
 from fedpdmc.validation import suggest
 
 LOG_SIGMA = "log_sigma"
 # Keys of [prior] that belong to effects of groups, and keys of [dynamics] that are arguments of a dynamics.
 SPREADS = ("spread", "spread_scale", "correlation_scale")
 RATES = ("refresh", "excess")
+
+
+# Relative error above which one design is not a linear image of the other.
+EXACT_MAP = 1e-9
+
+
+class Named(NamedTuple):
+    """Names of parameters, and the function to the reported variables; None: the parameters themselves."""
+
+    names: tuple[str, ...]
+    constrain: Callable[[Any], dict[str, Any]] | None = None
+
+
+@dataclass(frozen=True)
+class OriginalUnits:
+    """The names of a study's parameters, and the function from them to variables in the columns' own units.
+
+    With ``X_s`` the design of the centred and scaled columns and ``X`` that of the columns themselves there is a matrix A
+    with ``X_s = X A``, the same for all records. So ``X_s b = X (A b)``, and ``A b`` are the coefficients in the original
+    units. A response ``(y − c)/s`` multiplies them by s and adds c to the intercept; σ is multiplied by s.
+
+    Attributes
+    ----------
+    names : tuple of str
+        Of the parameters.
+    matrix : array of shape (d, d)
+        s A.
+    shift : array of shape (d,)
+    response_scale : float
+        s, by which σ and the spreads of effects are multiplied: the parameters after the coefficients.
+    """
+
+    names: tuple[str, ...]
+    matrix: np.ndarray
+    shift: np.ndarray
+    response_scale: float = 1.0
+
+    def constrain(self, x):
+        """Variables by name."""
+        d = self.matrix.shape[0]
+        values = jnp.asarray(self.matrix) @ x[:d] + jnp.asarray(self.shift)
+        found = {name: values[i] for i, name in enumerate(self.names[:d])}
+        for name, value in NaturalScale(self.names[d:])(x[d:]).items():
+            found[name] = value if name == "correlation" else self.response_scale * value
+        return found
+
+
+def original_units(study: Study) -> OriginalUnits | Named | None:
+    """How to undo centring and scaling; None if no linear map does, as for an interaction without its main effects."""
+    formula = study.formula if study.effects is None else study.effects.formula.fixed
+    matrix = design_map(formula, {name: one for name, one in study.columns.items() if one.type != "key"})
+    if matrix is None:
+        return None
+    names, response = study.design.names, study.columns[study.design.response_name]
+    shift = np.zeros(len(names))
+    if response.center:
+        if INTERCEPT not in names:
+            return None
+        shift[names.index(INTERCEPT)] = response.center
+    if study.names == names and response.scale == 1 and not shift.any() and np.array_equal(matrix, np.eye(len(names))):
+        return Named(study.names)
+    return OriginalUnits(study.names, response.scale * matrix, shift, response.scale)
+
+
+def design_map(formula: str, columns: dict[str, Column]) -> np.ndarray | None:
+    """A with ``X_s = X A`` for all records, or None if there is none."""
+    if all(column.center == 0 and column.scale == 1 for column in columns.values()):
+        return np.eye(len(Design(formula, columns).names))
+    unscaled = {name: replace(one, center=0.0, scale=1.0) for name, one in columns.items()}
+    scaled, raw = Design(formula, columns), Design(formula, unscaled)
+    records = _points(unscaled, 4 * len(raw.names) + 50)
+    numbers = {name: one for name, one in columns.items() if one.type != "level"}
+    target = scaled.matrix(records.assign(**{x: (records[x] - one.center) / one.scale for x, one in numbers.items()}))
+    design = raw.matrix(records)
+    size = np.linalg.norm(design, axis=0)
+    if np.any(size == 0):
+        return None
+    found = np.linalg.lstsq(design / size, target, rcond=None)[0]
+    error = np.abs(design / size @ found - target)
+    if np.any(error > EXACT_MAP * np.maximum(np.abs(target).max(0), 1.0)):
+        return None
+    found = found / size[:, None]
+    small = np.abs(found) * size[:, None] < EXACT_MAP * np.linalg.norm(target, axis=0)
+    same = np.linalg.norm(target - design, axis=0) < EXACT_MAP**1.5 * size
+    return np.where(same, np.eye(len(size)), np.where(small, 0.0, found))
+
+
+def _points(columns: dict[str, Column], n: int) -> pd.DataFrame:
+    """Records that span what the bounds allow."""
+    rng = np.random.default_rng(0)
+    frame = {}
+    for name, column in columns.items():
+        if column.type == "level":
+            codes = np.arange(n) % len(column.levels)
+            frame[name] = pd.Categorical.from_codes(rng.permutation(codes), categories=list(column.levels))
+        else:
+            frame[name] = rng.uniform(*column.range, n)
+    return pd.DataFrame(frame)
 
 
 @dataclass(frozen=True)
@@ -232,7 +330,7 @@ class Study:
             start[len(self.normal_names) :] = self.effects.prior_place(self.unknown_scale)[0]
         if self.unknown_scale:
             low, high = self.columns[self.design.response_name].range
-            middle = [0.5 * (low + high) if name == "Intercept" else 0.0 for name in self.design.names]
+            middle = [0.5 * (low + high) if name == INTERCEPT else 0.0 for name in self.design.names]
             start[: len(middle) + 1] = [*middle, np.log((high - low) / 8)]
         return start
 
@@ -262,7 +360,7 @@ class Study:
     def prior(self):
         """The prior, or None for a flat one."""
         from fedpdmc import models
-        from fedpdmc.models.mixture_prior import mixture_prior
+        from fedpdmc.study.prior_names import Prior
 
         if self.prior_scale is None:
             return None
@@ -271,12 +369,7 @@ class Study:
             own = {"scaled": self.unknown_scale, "effects": 1 if effects.formula.slope is None else 2}
             spreads = {key: getattr(effects, key) for key in SPREADS}
             return models.spread_prior(len(self.normal_names), **own, **place, **spreads)
-        mean, scale = (np.broadcast_to(x, len(self.names)) for x in (self.prior_mean, self.prior_scale))
-        if not self.scaled_prior:
-            return models.normal_prior(len(self.names), mean=mean, scale=scale)
-        heavy = {self.names.index(name): df for name, df in self.prior_df.items()}
-        shrunk = [self.names.index(name) for name in self.prior_horseshoe]
-        return mixture_prior(mean, scale, heavy, shrunk, self.prior_global_scale)
+        return Prior.of(self).potential()
 
     @property
     def scaled_prior(self) -> bool:
@@ -306,7 +399,7 @@ class Study:
         ``terms`` are the site's own arguments of `Budget`: the data set, and its budget for all studies together.
         """
         from fedpdmc.privacy.budget import Budget
-        from fedpdmc.privacy.declared_bounds import Bounds
+        from fedpdmc.privacy.sensitivity import Bounds
 
         if self.epsilon is None:
             return None
@@ -521,7 +614,6 @@ def _check_effects(study: Study) -> None:
 
 
 def _check_response(study: Study) -> None:
-    """Check offsets, the response, and what depends on its law."""
     if (study.model is None or study.model.design is not None) and study.design.offsets:
         known = study.family == "poisson" or study.family == "negative_binomial" and study.model is None
         found = f"offset() with family {study.family!r}"
@@ -565,7 +657,6 @@ def _check_scales(study: Study) -> None:
 
 
 def _check_private(study: Study) -> None:
-    """Check the requirements of a privacy budget."""
     _check_shared_noise(study)
     if study.one_shot:
         _check_one_shot(study)
@@ -599,7 +690,6 @@ def _check_private(study: Study) -> None:
 
 
 def _check_one_shot(study: Study) -> None:
-    """Check the requirements of a private answer from noisy derivatives alone."""
 
     def require(condition: Any, key: str, found: str, remedy: str) -> None:
         _require(condition, key, f"{found} with [run] method = {study.method!r}", remedy)
@@ -617,7 +707,6 @@ def _check_one_shot(study: Study) -> None:
 
 
 def _check_shared_noise(study: Study) -> None:
-    """Check the requirements of noise that sites share."""
     count = "nothing" if study.colluding is None else study.colluding
     remedy = "Say how many sites may collude with the coordinator if, and only if, derivatives = 'noisy-summed'."
     good = (study.derivatives == "noisy-summed") == (study.colluding is not None)

@@ -208,7 +208,6 @@ def of_record(family: Any, options: Any) -> bool:
 
 
 def _weighing(keys: ModelKeys, columns: dict[str, Column]) -> dict[str, Any]:
-    """The columns of weights and of trials."""
     given = {key: name for key in ("weights", "trials") if (name := getattr(keys, key)) is not None}
     for key, name in given.items():
         column, kinds = columns.get(name), ("number", "count") if key == "weights" else ("count",)

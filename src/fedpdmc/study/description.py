@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedpdmc.models.families import FAMILIES
-from fedpdmc.study.formula import CURVES
+from fedpdmc.study.contract import OriginalUnits
+from fedpdmc.study.formula import CURVES, INTERCEPT
 from fedpdmc.study.prior_names import Prior
-from fedpdmc.study.units import INTERCEPT, OriginalUnits
 
 if TYPE_CHECKING:
     import pandas as pd

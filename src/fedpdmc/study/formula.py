@@ -144,7 +144,6 @@ def _round(x: float, size: float, how: Callable[[float], float] = np.round) -> f
 
 
 def _show(x: Any) -> str:
-    """A setting as a text."""
     if isinstance(x, list):
         return f"[{', '.join(map(_show, x))}]"
     return repr(int(x) if type(x) is float and x == int(x) else x)
@@ -381,7 +380,6 @@ def _closing(formula: str, at: int) -> int:
 
 
 def _read(text: str) -> Function:
-    """One call of a function."""
     names: list[str] = []
 
     def number_name(match: re.Match[str]) -> str:
@@ -411,7 +409,6 @@ def _read(text: str) -> Function:
 
 
 def _settings(kind: str, call: ast.Call) -> dict[str, Any]:
-    """All arguments but the first by name, each checked."""
     known = SETTINGS[kind]
     arguments = [*zip(known, call.args[1:], strict=False), *((str(one.arg), one.value) for one in call.keywords)]
     count = len(call.args) - 1 + len(call.keywords)
@@ -481,6 +478,7 @@ def _expression(node: ast.expr) -> ast.expr:
     raise ValueError(f"{known}; not of {ast.unparse(node)[:40]}.")
 
 
+INTERCEPT = "Intercept"
 WHERE = "study.toml: model: formula"
 SUCH_AS = "Give a formula such as 'outcome ~ treatment + age', with names that have spaces in backticks."
 MOST_CHARACTERS = 2000  # of a formula
@@ -601,7 +599,7 @@ class Design:
         except Exception as error:
             raise InputError(WHERE, repr(formula), str(error)[:200]) from error
         whole = list(self._spec.column_names)
-        self._kept = [i for i, name in enumerate(whole) if intercept or name != "Intercept"]
+        self._kept = [i for i, name in enumerate(whole) if intercept or name != INTERCEPT]
         self.names: tuple[str, ...] = tuple(whole[i] for i in self._kept)
         if not self.names:
             raise InputError(WHERE, repr(formula), "Give at least one term.")
@@ -718,7 +716,6 @@ def columns_of(formula: str) -> tuple[str, list[str]]:
 
 
 def _parse(text: str) -> tuple[list[Any], list[Any]]:
-    """The terms left and right of '~'."""
     try:
         parsed: Any = Formula(text)  # pyright: ignore[reportAbstractUsage]
         return list(parsed.lhs), list(parsed.rhs)

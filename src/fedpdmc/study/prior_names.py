@@ -15,9 +15,8 @@ from fedpdmc.models.families import Family, Place, Seen, significant
 from fedpdmc.models.mixture_prior import MOST_DF, mixture_prior
 from fedpdmc.potentials.bent_spread_prior import FLOOR
 from fedpdmc.study.contract import Study
-from fedpdmc.study.formula import Design
+from fedpdmc.study.formula import INTERCEPT, Design
 from fedpdmc.study.schema import Column
-from fedpdmc.study.units import INTERCEPT
 
 CALL = re.compile(r"\s*(\w+)\s*(?:\(([^()]*)\))?\s*")
 OTHERS = "others"
@@ -114,14 +113,14 @@ class Prior:
             x[:, shrunk] = noise[:, shrunk] * s * slab / np.hypot(s, slab)
         return x
 
-    def potential(self, study: Study) -> Any:
-        """The prior as `fedpdmc.sample` takes it: that of the contract, if it can express it."""
-        if self.in_contracts:
-            return study.prior()
-        heavy = np.flatnonzero(np.isfinite(self.df))
-        made = mixture_prior(
-            self.mean, self.scale, {int(i): int(self.df[i]) for i in heavy}, self.horseshoe, self.global_scale
-        )
+    def potential(self) -> Any:
+        """The prior as `fedpdmc.sample` takes it; some of its scales are finite."""
+        from fedpdmc.models import normal_prior
+
+        heavy = {int(i): int(self.df[i]) for i in np.flatnonzero(np.isfinite(self.df))}
+        if self.normal:
+            return normal_prior(len(self.names), mean=self.mean, scale=self.scale)
+        made = mixture_prior(self.mean, self.scale, heavy, self.horseshoe, self.global_scale)
         return made if made.index else made.normal
 
 

@@ -193,7 +193,6 @@ def refuse_records(records: pd.DataFrame, faults: list[Fault]) -> FaultyRecords:
 
 
 def _missing(raw: pl.Series, column: Column) -> np.ndarray:
-    """Which values are missing."""
     found = raw.is_null().to_numpy()
     if raw.dtype == pl.String:
         marks = [mark for mark in MISSING if mark not in column.levels]

@@ -156,7 +156,6 @@ def _explain(node: inspect.Type, values: Any, where: str, error: msgspec.Validat
 
 
 def _kinds(node: inspect.Type) -> tuple[inspect.Type, ...]:
-    """What a key may be, one by one."""
     node = node.type if isinstance(node, inspect.Metadata) else node
     return node.types if isinstance(node, inspect.UnionType) else (node,)
 

@@ -26,10 +26,11 @@ from fedpdmc.models.model_file.program import Source
 from fedpdmc.models.user_function import Variables
 from fedpdmc.results import arviz_export
 from fedpdmc.results.report.report_page import MANY_DROPPED
-from fedpdmc.study.contract import Study, parse_study
+from fedpdmc.study.contract import Study, design_map, parse_study
 from fedpdmc.study.contract_model import of_record
 from fedpdmc.study.description import effect_scale, modelled, prior_lines, released
 from fedpdmc.study.formula import (
+    INTERCEPT,
     SPLINES,
     Design,
     Function,
@@ -52,7 +53,6 @@ from fedpdmc.study.prior_names import (
 from fedpdmc.study.read_data import Origin, check_records, read_all_sites
 from fedpdmc.study.schema import VALUES, Column, contract_text
 from fedpdmc.study.study_response import Responses
-from fedpdmc.study.units import INTERCEPT, design_map
 from fedpdmc.validation import integer, one_of, suggest
 
 MOST_LEVELS = 200
@@ -298,7 +298,7 @@ class Sites(DescribedSites):
     def __init__(self, study: Study, tables: dict[str, pd.DataFrame], prior: Prior):
         self.study, self.tables, self._prior = study, tables, prior
         self._members = tuple(_site(study, name, records) for name, records in tables.items())
-        self.prior = study.prior() if study.effects else prior.potential(study)
+        self.prior = study.prior() if study.effects or prior.in_contracts else prior.potential()
         self.prior_lines = prior_lines(study, prior)
         self.effect_scale = effect_scale(study, tables)
 
@@ -651,7 +651,6 @@ def _uses(
 
 
 def _by_site(table: Any, by: str | None) -> dict[str, Any]:
-    """A table for each site."""
     if isinstance(table, Mapping):
         if by is not None:
             raise InputError("by", repr(by), "A dict has a table for each site: leave it out.")
@@ -673,7 +672,6 @@ _Values = tuple[pl.Series, tuple[str, ...] | None]
 
 
 def _whole(parts: Mapping[str, Any], used: Sequence[str]) -> dict[str, _Values]:
-    """The columns that the model uses, of all sites."""
     found: dict[str, _Values] = {}
     read = [(part, as_columns(part, used, f"table of site {site!r}")) for site, part in parts.items()]
     for column in used:
@@ -686,7 +684,6 @@ def _whole(parts: Mapping[str, Any], used: Sequence[str]) -> dict[str, _Values]:
 def _declare(
     whole: Mapping[str, _Values], formula: str, uses: _Uses, given: Mapping[str, Mapping[str, Any]], standardize: bool
 ) -> dict[str, Column]:
-    """Declarations of all columns that the model uses."""
     stray = sorted(set(given) - set(whole))
     if stray:
         raise InputError("columns", repr(stray[0]), f"The model uses {', '.join(whole)}.")
@@ -705,7 +702,7 @@ def _declare(
     found = declare_all(standardize)
     if not standardize:
         return found
-    no_intercept = "Intercept" not in Design(formula, found).names
+    no_intercept = INTERCEPT not in Design(formula, found).names
     if design_map(formula, found) is None or (found[uses.response].center and no_intercept):
         # Centring cannot be undone, as for an interaction without its main effects: the numbers stay as they are.
         return declare_all(False)
