@@ -20,11 +20,11 @@ from fedpdmc.assessment.at_site import (
     PublicDraws,
     SiteAssessment,
     assess_site,
+    observed_times,
     pooled,
     public_draws,
     pull,
     time_grid,
-    times_and_events,
 )
 from fedpdmc.assessment.loo import HIGH_K, pass_over, standard_error
 from fedpdmc.console.interrupts import check, deferred
@@ -306,9 +306,7 @@ def assess(
     public = public_draws(post, draws)
     found, times = [], sites.study.survival_times
     if sites.study.survival and not times:
-        parts = [times_and_events(Outcome(sites.study, public.values[:1], name), t) for name, t in sites.tables.items()]
-        time, died = (np.concatenate(one) for one in zip(*parts, strict=True))
-        times = time_grid(time, died)
+        times = time_grid(*observed_times(sites.study, sites.tables))
     with showing(progress):
         for i, (name, records) in enumerate(sites.tables.items()):
             step = functools.partial(report, "fit of the records", i + 1, len(sites))

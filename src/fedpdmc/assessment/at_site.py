@@ -50,16 +50,7 @@ LEAST_RECORDS = 10
 
 
 class PublicDraws(NamedTuple):
-    """Draws that everybody has.
-
-    Attributes
-    ----------
-    values : array of shape (S, d)
-    names : tuple of str
-        The parameters' names.
-    efficiency : float
-        Effective draws as a share of S.
-    """
+    """Draws (S, d) of the parameters that everybody has, and the share of them that is effective."""
 
     values: np.ndarray
     names: tuple[str, ...]
@@ -227,11 +218,8 @@ def assess_site(
 
     Parameters
     ----------
-    study : Study
-    site : str
-    records : DataFrame
-        As `fedpdmc.study.read_records` gives them.
-    draws : PublicDraws
+    study, site, records, draws
+        Records as `fedpdmc.study.read_records` gives them.
     what : sequence of {"loo", "checks", "influence", "survival"}
     checks : sequence of str, optional
         Statistics of posterior predictive checks; the usual ones of the family if None.
@@ -541,6 +529,14 @@ def times_and_events(outcome: Outcome, records: pd.DataFrame) -> tuple[np.ndarra
     died = outcome.own(records).get("died")
     time = outcome.observed(records)[:, 0] * response.scale + response.center
     return time, np.ones(len(time)) if died is None else died[:, 0]
+
+
+def observed_times(study: Study, tables: Mapping[str, pd.DataFrame]) -> tuple[np.ndarray, np.ndarray]:
+    """Times and events of the records of all sites."""
+    nowhere = np.zeros((1, len(study.names)))
+    pairs = [times_and_events(Outcome(study, nowhere, site), records) for site, records in tables.items()]
+    time, died = (np.concatenate(one) for one in zip(*pairs, strict=True))
+    return time, died
 
 
 def time_grid(time: np.ndarray, died: np.ndarray, size: int = GRID) -> tuple[float, ...]:

@@ -121,16 +121,7 @@ def pass_over(
 
     Records with a weight above `LARGE_WEIGHT`, and the `SMOOTHED` of the largest weights, are smoothed. Any other has a
     mean of weights within a factor of two of it: smoothing its tail changes the mean by less than its Monte Carlo error.
-
-    Parameters
-    ----------
-    outcome : Outcome
-    records : DataFrame
-    efficiency : float
-    smooth : bool
-        Whether pointwise accuracy is wanted.
-    step : callable
-        Called with the share that is done.
+    ``smooth``: whether pointwise accuracy is wanted. ``step`` is called with the share that is done.
     """
     n, centred = len(records), outcome.draws - outcome.draws.mean(0)
     found, smoothed = [], []

@@ -18,9 +18,9 @@ from fedpdmc.assessment.at_site import (
     average_survival,
     draws_of_each,
     kaplan_meier,
+    observed_times,
     public_draws,
     time_grid,
-    times_and_events,
 )
 from fedpdmc.console.interrupts import check, deferred
 from fedpdmc.errors import InputError
@@ -158,9 +158,9 @@ def survival_curves(
     """
     level = probability("level", level, "Give a probability between 0 and 1, such as 0.95.")
     public, parts = public_draws(post, draws).values, {}
-    times = check_times("survival", time_grid(*_observed(sites, sites.tables), SMOOTH) if at is None else at)
+    times = check_times("survival", time_grid(*observed_times(sites.study, sites.tables), SMOOTH) if at is None else at)
     for name, tables in _groups(sites, by):
-        time, died = _observed(sites, tables)
+        time, died = observed_times(sites.study, tables)
         total: Any = 0.0
         for site, records in tables.items():
             outcome = Outcome(sites.study, public, site)
@@ -172,12 +172,6 @@ def survival_curves(
 
 def _covariates(sites: Sites) -> list[str]:
     return sorted(sites.study.design.used - {sites.study.design.response_name})
-
-
-def _observed(sites: Sites, tables: dict[str, pd.DataFrame]) -> tuple[np.ndarray, np.ndarray]:
-    pairs = [times_and_events(Outcome(sites.study, np.zeros((1, len(sites.names))), s), t) for s, t in tables.items()]
-    time, died = (np.concatenate(one) for one in zip(*pairs, strict=True))
-    return time, died
 
 
 def _groups(sites: Sites, by: str | None) -> Iterator[tuple[str, dict[str, pd.DataFrame]]]:
@@ -223,11 +217,11 @@ def plot_survival(
     """
     if new is not None and by is not None:
         raise InputError("by", f"{by!r} with rows", "Give rows of covariates or the column, not both.")
-    time, died = _observed(sites, sites.tables)
+    time, died = observed_times(sites.study, sites.tables)
     if new is None:
         table, groups = survival_curves(post, sites, by=by, at=at, level=level, draws=draws), dict(_groups(sites, by))
         models = {str(name): part.droplevel(0) for name, part in table.groupby(level=0, sort=False)}
-        observed = {name: _observed(sites, tables) for name, tables in groups.items()}
+        observed = {name: observed_times(sites.study, tables) for name, tables in groups.items()}
     else:
         times = time_grid(time, died, SMOOTH) if at is None else at
         table = predict(post, sites, new, kind="survival", at=times, level=level, draws=draws)

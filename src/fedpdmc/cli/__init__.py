@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fedpdmc.cli import after_run, network, privacy, study
+from fedpdmc.cli import network, privacy, study
 from fedpdmc.cli.runner import CHECK_FAILED, command
 from fedpdmc.console.interrupts import remains
 
@@ -20,7 +20,7 @@ app = typer.Typer(
 )
 app.add_typer(study.study_app, name="study")
 app.add_typer(study.model_app, name="model")
-app.add_typer(after_run.audit_app, name="audit")
+app.add_typer(study.audit_app, name="audit")
 app.add_typer(network.keys_app, name="keys")
 app.add_typer(privacy.privacy_app, name="privacy")
 app.add_typer(privacy.ledger_app, name="ledger")
@@ -56,7 +56,7 @@ def _demo(
 
 for work in (
     study.run, network.coordinator, network.site, network.bundle, network.invite, network.join, network.revoke,
-    after_run.assess, after_run.effects, after_run.report,
+    study.assess, study.effects, study.report,
 ):  # fmt: skip
     command(app, work.__name__)(work)
 command(app, "flower-app")(network.flower_app)

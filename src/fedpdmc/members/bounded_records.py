@@ -363,20 +363,8 @@ class RecordBox(NamedTuple):
 def record_bounds(model: FileModel, width: int, declared: str, constants: tuple = ()) -> RecordBounds:
     """Bounds on a record's derivatives over everything that the declared bounds allow.
 
-    Parameters
-    ----------
-    model : FileModel
-    width : int
-        Columns of the linear predictors' X.
-    declared : str
-        `Bounds.describe` as JSON: bounds on X, the columns and the parameters.
-    constants : tuple
-        Names, shapes and values of the contract's numbers.
-
-    Raises
-    ------
-    InputError
-        A bound is not declared, or a derivative has no bound.
+    ``width`` is the number of columns of X, ``declared`` is `Bounds.describe` as JSON, and ``constants`` are names, shapes
+    and values of the contract's numbers. Refused if a bound is not declared, or a derivative has none.
     """
     bounds = Bounds(**json.loads(declared))
     given = {name: np.asarray(values).reshape(shape) for name, shape, values in constants}
@@ -532,18 +520,10 @@ def supremum(
     high: Boxes,
     most: int = MOST_BOXES,
 ) -> float:
-    """An upper bound on ``value`` over the union of boxes; infinite if none is found.
+    """An upper bound on ``value`` over the union of boxes with corners (k, n); infinite if none is found.
 
-    Parameters
-    ----------
-    upper : callable
-        Maps corners of shape (`BATCH`, n) to bounds on the values in the boxes between them, of shape (`BATCH`,).
-    value : callable
-        Maps points of shape (`BATCH`, n) to values.
-    low, high : arrays of shape (k, n)
-        Corners of the boxes.
-    most : int
-        Maximum number of boxes.
+    ``upper`` maps corners of shape (`BATCH`, n) to bounds on the values in the boxes between them, ``value`` points to
+    values. There are at most ``most`` boxes.
     """
     width = np.maximum((high - low).max(0), 1e-300)
     bounds, found = _bound_boxes(upper, value, low, high)

@@ -121,21 +121,8 @@ def check_dynamics(dynamics: Dynamics) -> None:
 class PrivateSite:
     """A site opened for one run under its budget.
 
-    Parameters
-    ----------
-    site : Site
-        With a budget.
-    opening : Opening
-        The public facts of the run.
-    run : str
-        The run's name, unique among the runs of the study.
-
-    Attributes
-    ----------
-    limits : Limits
-        The largest distance of plans, and the sensitivity including rounding.
-    excess : float
-        The rate ρ that the site adds to each coordinate.
+    ``run`` is the run's name, unique among the runs of the study. ``limits`` has the largest distance of plans and the
+    sensitivity including rounding; ``excess`` is the rate ρ that the site adds to each coordinate.
     """
 
     @double_precision
@@ -257,11 +244,7 @@ class PrivateSite:
     def answer(self, plan: Plan, round: int | None = None) -> Arrival:
         """The site's arrival along a plan of the coordinates it is sent, charged and stored before it is returned.
 
-        Parameters
-        ----------
-        plan : Plan
-        round : int, optional
-            The message's number within the run; None: the number of plans before it, over all chains.
+        ``round`` is the message's number within the run; None: the number of plans before it, over all chains.
         """
         own = _arrays(plan)
         exposure, passes = self._check_plan(own)
@@ -482,22 +465,8 @@ class Exposure:
     the rates at a grid point count for a whole cell: a segment of length t has at most ``t/h + 1`` points, so one cell
     at its largest speed is added for every segment, however short.
 
-    Parameters
-    ----------
-    dynamics : Dynamics
-        With coordinate flips.
-    start : (C, d)
-    duration : (C, S)
-    velocity : (C, S, d)
-        The plan.
-    unit : (C,)
-        The cell length h of the grid.
-
-    Attributes
-    ----------
-    starts : (C, S, d)
-        Where each segment starts.
-    horizon : (C,)
+    The plan has ``start`` (C, d), ``duration`` (C, S) and ``velocity`` (C, S, d), ``unit`` (C,) is the grid's cell length h.
+    Its segments begin at ``starts`` (C, S, d), and it ends at ``horizon`` (C,).
     """
 
     def __init__(
@@ -806,15 +775,10 @@ Seal = Callable[[Sequence[int]], bytes]
 
 
 class NoiseGroup(NamedTuple):
-    """The sites whose noise is shared, in one run.
+    """The sites whose noise is shared, in one run, and their number.
 
-    Attributes
-    ----------
-    run : str
-        Its name, the same at all sites and new for every run: noise must never be used in two sums, because another site's
-        part may have changed in between.
-    parties : int
-        Their number.
+    The run's name is the same at all sites and new for every run: noise must never be used in two sums, because another
+    site's part may have changed in between.
     """
 
     run: str
@@ -862,18 +826,8 @@ def shared_derivatives(
 
     The charge is that of the full noise, to which the shares of the honest sites add up. Noise is new in every run.
 
-    Parameters
-    ----------
-    site : Site
-        With ``Budget(colluding=...)``.
-    x : array of shape (d,)
-    group : Group
-    terms : ShareTerms
-        The result of `share_terms`.
-    seal : callable
-        Encodes the integers, under masks if they leave the process.
-    coarse : callable, optional
-        Rounds a Hessian that has no noise.
+    ``terms`` are those of `share_terms`. ``seal`` encodes the integers, under masks if they leave the process; ``coarse``
+    rounds a Hessian that has no noise.
     """
     ready, budget, run = plan_release(site, x, ONE_SHOT), _budget(site), f"{group.run}/{site.name}"
     ledger, account, limit = _open_releases(site, run, not budget.release)

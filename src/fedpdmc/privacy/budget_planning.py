@@ -318,18 +318,9 @@ def cells(
 
     where the ceilings' own second-order terms are bounded, not only those of the rates.
 
-    Parameters
-    ----------
-    steep : tuple
-        The result of `steepness`.
-    dim : int
-    rotating : bool
-    excess : (float, float)
-        ρ, and the bound on the rounding of a gradient.
-    control : (float, float)
-        Norms of the control variate's whitened Hessian, and of its slope on the plan.
-    farthest, speed, horizon : (C,)
-        Euclidean norms of position and speed on the whole plan, and its length.
+    ``steep`` is the result of `steepness`; ``excess`` has ρ and the bound on the rounding of a gradient, ``control`` norms
+    of the control variate's whitened Hessian and of its slope on the plan; ``farthest``, ``speed`` and ``horizon`` (C,) are
+    Euclidean norms of position and speed on the whole plan, and its length.
     """
     gradient, second, third, reach = steep
     curvature, slope = control

@@ -524,17 +524,7 @@ class Ledger:
 def rewound(ledger: str | Path, copy: str | Path, run: str, study: str) -> str:
     """Copy a ledger, checked, without the first entry of a run and all that follow; returns the run's data set.
 
-    A run with releases alone has no entry of its own and is found by its study.
-
-    Parameters
-    ----------
-    ledger : path
-    copy : path
-        The new file; it must not exist.
-    run : str
-        Its name in the ledger.
-    study : str
-        Its study.
+    The new file must not exist. A run with releases alone has no entry of its own and is found by its study.
     """
     entries = read(ledger)
     of_run = [entry for entry in entries if entry.run == run]

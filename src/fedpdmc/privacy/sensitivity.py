@@ -210,19 +210,7 @@ def _slopes(model: ModelFacts, bounds: Bounds) -> Slopes:
 def sensitivity(model: ModelFacts, bounds: Bounds, neighbours: str, scale: np.ndarray) -> Sensitivity:
     """``K_∞, K_1, K_2`` of a site's potential in whitened coordinates ``x = c + S a``.
 
-    Parameters
-    ----------
-    model : ModelFacts
-    bounds : Bounds
-        Declared bounds of the records.
-    neighbours : {"replace", "add-remove", "label"}
-    scale : array of shape (k, d)
-        The rows of S for the model's own parameters.
-
-    Raises
-    ------
-    InputError
-        A bound that the guarantee needs is not declared.
+    ``scale`` (k, d) has the rows of S for the model's own parameters. A bound that the guarantee needs must be declared.
     """
     scale = np.atleast_2d(np.asarray(scale, dtype=np.float64))
     _check(model, bounds, neighbours)
@@ -451,23 +439,10 @@ def limits(
     exact: Sensitivity,
     excess: float = 0.0,
 ) -> Limits:
-    """The widest limits at which rounding is small compared with K.
+    """The widest limits at which rounding is small compared with K, which is ``exact`` in real arithmetic.
 
-    Parameters
-    ----------
-    model, bounds, neighbours
-        As `fedpdmc.privacy.sensitivity.sensitivity` takes them.
-    scale, center : arrays of shapes (k, d) and (k,)
-        The rows of S, and the centre, of the site's own parameters.
-    exact : Sensitivity
-        K in real arithmetic.
-    excess : float
-        An upper bound on the excess rate.
-
-    Raises
-    ------
-    InputError
-        In these coordinates rounding errors are as large as the effect of one record.
+    ``scale`` (k, d) and ``center`` (k,) are the rows of S, and the centre, of the site's own parameters; ``excess`` is an
+    upper bound on the excess rate. Refused are coordinates in which rounding is as large as the effect of one record.
     """
     distance, slope = _within_region(bounds, scale, center), min(STEEPEST * exact.k_2, MOST_SLOPE)
     dim, wide = scale.shape[1], math.sqrt(scale.shape[1])

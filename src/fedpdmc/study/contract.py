@@ -44,21 +44,14 @@ class Named(NamedTuple):
 
 @dataclass(frozen=True)
 class OriginalUnits:
-    """The names of a study's parameters, and the function from them to variables in the columns' own units.
+    """The function from a study's parameters to variables in the columns' own units.
 
     With ``X_s`` the design of the centred and scaled columns and ``X`` that of the columns themselves there is a matrix A
     with ``X_s = X A``, the same for all records. So ``X_s b = X (A b)``, and ``A b`` are the coefficients in the original
     units. A response ``(y − c)/s`` multiplies them by s and adds c to the intercept; σ is multiplied by s.
 
-    Attributes
-    ----------
-    names : tuple of str
-        Of the parameters.
-    matrix : array of shape (d, d)
-        s A.
-    shift : array of shape (d,)
-    response_scale : float
-        s, by which σ and the spreads of effects are multiplied: the parameters after the coefficients.
+    ``matrix`` is s A, and ``response_scale`` s, by which σ and the spreads of effects are multiplied too: the parameters
+    after the coefficients.
     """
 
     names: tuple[str, ...]
@@ -68,7 +61,7 @@ class OriginalUnits:
 
     def constrain(self, x):
         """Variables by name."""
-        d = self.matrix.shape[0]
+        d = len(self.shift)
         values = jnp.asarray(self.matrix) @ x[:d] + jnp.asarray(self.shift)
         found = {name: values[i] for i, name in enumerate(self.names[:d])}
         for name, value in NaturalScale(self.names[d:])(x[d:]).items():

@@ -124,13 +124,21 @@ class BoundModel:
     def potential(self, records: pd.DataFrame, site: str, weights: np.ndarray | None = None) -> RecordModel:
         """The model of a site's records, without effects."""
         values = {one.name: np.ones(len(records)) for one in self.model.source.columns}
-        values |= {name: _values(records[column]) for name, column in self.columns.items()}
+        values |= self.values(records)
         if self.group:
             values = self._group_rows(values, records)
         X = None if self.design is None else self.design.matrix(records)
         names = None if self.design is None else self.design.names
         model = self.model.of(values, X, self.constants_of(site), names, weights)
         return replace(model, names=self.names, constrain=self.variables)
+
+    def values(self, records: pd.DataFrame) -> dict[str, np.ndarray]:
+        """The model's columns as numbers, levels as 0, 1 and so on."""
+        found = {name: records[column] for name, column in self.columns.items()}
+        codes = {
+            name: one.cat.codes if isinstance(one.dtype, pd.CategoricalDtype) else one for name, one in found.items()
+        }
+        return {name: one.to_numpy(dtype=np.float64) for name, one in codes.items()}
 
     def _group_rows(self, values: dict[str, np.ndarray], records: pd.DataFrame) -> dict[str, np.ndarray]:
         """Rows of one group side by side in the order of the file, padded with copies of the first."""
@@ -150,12 +158,6 @@ class BoundModel:
         shapes = {column.name: column.type.shape for column in self.model.source.columns}
         found = {name: value[rows] if shapes[name] else value[rows[:, 0]] for name, value in values.items()}
         return {**found, group.mask: place.astype(float)}
-
-
-def _values(column: Any) -> np.ndarray:
-    """Numbers; levels as 0, 1 and so on."""
-    codes = column.cat.codes if isinstance(column.dtype, pd.CategoricalDtype) else column
-    return codes.to_numpy(dtype=np.float64)
 
 
 # The table [model] of a contract ---------------------------------------------------------------------------------------

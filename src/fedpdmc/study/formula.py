@@ -130,14 +130,14 @@ def _freeze_node(node: ast.expr, columns: Mapping[str, np.ndarray]) -> ast.expr:
             x = np.atleast_1d(value(one.args[0], columns))
             x = x[np.isfinite(x)] if np.isfinite(x).any() else np.zeros(1)
             spread = float(x.std(ddof=1)) if len(x) > 1 else 0.0
-            known = _round(x.mean(), spread / 100), _round(spread, spread / 100) or 1.0
+            known = round_to(x.mean(), spread / 100), round_to(spread, spread / 100) or 1.0
             for i, part in enumerate(one.args[1:]):
                 if isinstance(part, ast.Constant) and part.value is None:
                     one.args[i + 1] = ast.Constant(known[i])
     return node
 
 
-def _round(x: float, size: float, how: Callable[[float], float] = np.round) -> float:
+def round_to(x: float, size: float, how: Callable[[float], float] = np.round) -> float:
     """Rounded to the power of ten below a size."""
     unit = 10.0 ** np.floor(np.log10(size or 1.0))
     return float(f"{how(float(x) / unit) * unit:.12g}")
@@ -291,11 +291,11 @@ class Function:
                 inside = u[(u >= settings["lower"]) & (u <= settings["upper"])]
                 shares = np.linspace(0, 1, df - settings.get("degree", 1) + 2)[1:-1]
                 unit, knots = float(np.ptp(u)) / 200, np.quantile(inside, shares) if inside.size else []
-                settings["knots"] = [_round(x, unit) for x in knots]
+                settings["knots"] = [round_to(x, unit) for x in knots]
         elif self.kind == "poly" and not {"raw", "alpha"} & set(settings):
             state: dict[str, Any] = {}
             poly(u, self.width, _state=state)
-            settings["alpha"] = [_round(state["alpha"][k], float(u.std()) / 1e5) for k in range(self.width)]
+            settings["alpha"] = [round_to(state["alpha"][k], float(u.std()) / 1e5) for k in range(self.width)]
             # Of mean square one, where R has a sum of squares of one: the basis does not depend on the number of records.
             settings["norms"] = [float(f"{state['norms2'][k + 1] / len(u):.6g}") for k in range(self.width)]
         return replace(found, settings=settings)
@@ -356,7 +356,7 @@ def split(formula: str) -> list[str | Function]:
 def outward(values: np.ndarray) -> Interval:
     """The range of values, wider by at most a twentieth on each side: to round numbers."""
     size = float(np.ptp(values)) / 20
-    return _round(values.min(), size, np.floor), _round(values.max(), size, np.ceil)
+    return round_to(values.min(), size, np.floor), round_to(values.max(), size, np.ceil)
 
 
 def freeze(formula: str, columns: Mapping[str, np.ndarray], ranges: Mapping[str, Interval]) -> str:
@@ -492,13 +492,8 @@ def check_size(formula: str, widths: Mapping[str, int]) -> None:
 
     Each column counts as many columns of the design as it has levels; sums add, interactions multiply. This is an upper
     bound, because contrasts and repeated terms only remove columns. The parser's syntax tree is as long as the formula;
-    its terms, which could be far more, are made after this check only.
-
-    Parameters
-    ----------
-    formula : str
-    widths : mapping
-        Largest number of design columns of each declared column.
+    its terms, which could be far more, are made after this check only. ``widths`` has the largest number of design columns
+    of each declared column.
     """
     if not formula.rpartition("~")[2].strip():
         raise InputError(WHERE, repr(formula[:80]), SUCH_AS)
@@ -777,16 +772,9 @@ LOG_SPREAD_SD = 1.5
 
 @dataclass(frozen=True)
 class MixedFormula:
-    """The parts of a formula.
+    """The parts of a formula: ``fixed`` is without the term of the effects, ``groups`` is a column or `SITE`.
 
-    Attributes
-    ----------
-    fixed : str
-        Without the term of the effects.
-    slope : str or None
-        The column, or the function, whose coefficient varies in addition to the intercept, if there is one.
-    groups : str
-        The column of the groups, or `SITE`.
+    ``slope`` is the column, or the function, whose coefficient varies in addition to the intercept, if there is one.
     """
 
     fixed: str

@@ -15,7 +15,7 @@ from fedpdmc.models.families import Family, Place, Seen, significant
 from fedpdmc.models.mixture_prior import MOST_DF, mixture_prior
 from fedpdmc.potentials.bent_spread_prior import FLOOR
 from fedpdmc.study.contract import Study
-from fedpdmc.study.formula import INTERCEPT, Design
+from fedpdmc.study.formula import INTERCEPT, Design, round_to
 from fedpdmc.study.schema import Column
 
 CALL = re.compile(r"\s*(\w+)\s*(?:\(([^()]*)\))?\s*")
@@ -276,5 +276,4 @@ def term_of(name: str, design: Design) -> int | None:
 def _place(column: Column, values: np.ndarray) -> Place:
     values = ((np.log(values) if column.log else values) - column.center) / column.scale
     spread = significant(values.std()) or 1.0
-    unit = 10.0 ** np.floor(np.log10(spread))
-    return Place(float(f"{np.round(values.mean() / unit) * unit:.12g}"), spread)
+    return Place(round_to(values.mean(), spread), spread)

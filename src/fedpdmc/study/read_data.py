@@ -70,18 +70,7 @@ class Fault(NamedTuple):
 
 
 class FaultyRecords(InputError):
-    """All errors in the records of one source.
-
-    Attributes
-    ----------
-    where : str
-    lines : list of str
-        The first `MOST_SHOWN` faults.
-    total : int
-        How many there are.
-    extent : str
-        In how many records.
-    """
+    """All errors in the records of one source: ``lines`` has the first `MOST_SHOWN` of ``total``, in the ``extent``."""
 
     def __init__(self, origin: Origin, faults: list[Fault], count: int):
         faults = sorted(faults, key=lambda fault: fault.row)

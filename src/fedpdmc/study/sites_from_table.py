@@ -40,6 +40,7 @@ from fedpdmc.study.formula import (
     is_mixed,
     outward,
     parse_mixed,
+    round_to,
     split,
 )
 from fedpdmc.study.prior_names import (
@@ -126,21 +127,9 @@ def declare(
     levels: tuple[str, ...] | None,
     standardize: bool,
 ) -> Column:
-    """The declaration of a column.
+    """The declaration of a column, from its values at all sites, what the user declares, and the ``role`` in the model.
 
-    Parameters
-    ----------
-    name : str
-    values : Series
-        Of all sites.
-    given : mapping
-        What the user declares; it takes precedence over what the values show.
-    role : {"covariate", "level", "status", "count", "number", "positive", "unit", "weight"}
-        What the model needs it to be.
-    levels : tuple of str or None
-        The categories of a categorical column.
-    standardize : bool
-        Whether numbers are centred and scaled.
+    Roles: covariate, level, status, count, number, positive, unit or weight. ``levels`` are those of a categorical.
     """
     unknown = sorted(set(given) - set(KEYS))
     if unknown:
@@ -252,8 +241,7 @@ def _standard(numbers: np.ndarray) -> tuple[float, float]:
     if sd == 0:
         return 0.0, 1.0
     scale = float(f"{sd:.{DIGITS}g}")
-    unit = 10.0 ** np.floor(np.log10(scale))
-    return float(f"{np.round(numbers.mean() / unit) * unit:.12g}"), scale
+    return round_to(numbers.mean(), scale), scale
 
 
 # Role of a column of a family of the standard library, by the domain that the family declares.
