@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +48,7 @@ COUNTS = ("records", "high_k", "df", "at_risk", "events", "censored")
 NOTHING, TOO_FAR = "–", "too far from the posterior of all sites: fit without it"
 
 
+@dataclass(eq=False, repr=False)
 class Assessment:
     """The sites' reports on their records under a posterior.
 
@@ -63,23 +65,20 @@ class Assessment:
         Sites of the run that released nothing.
     """
 
-    def __init__(
-        self,
-        sites: Sequence[SiteAssessment],
-        prior_pull: Mapping[str, float] | None = None,
-        scores: pd.DataFrame | None = None,
-        scores_unknown: str = "",
-        silent: Sequence[str] = (),
-    ):
-        if len({(one.contract, one.draws) for one in sites}) > 1:
+    sites: Sequence[SiteAssessment]
+    prior_pull: Mapping[str, float] | None = None
+    scores: pd.DataFrame | None = None
+    scores_unknown: str = ""
+    silent: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if len({(one.contract, one.draws) for one in self.sites}) > 1:
             raise InputError(
                 "assessments", "different contracts or draws", "Give those of one study and one posterior."
             )
-        if len({one.site for one in sites}) < len(sites):
+        if len({one.site for one in self.sites}) < len(self.sites):
             raise InputError("assessments", "a site twice", "Give one of each site.")
-        self.silent = tuple(silent)
-        self.sites, self.prior_pull, self.scores = tuple(sites), prior_pull, scores
-        self.scores_unknown = scores_unknown
+        self.sites, self.silent = tuple(self.sites), tuple(self.silent)
 
     @property
     def loo(self) -> pd.DataFrame:

@@ -102,33 +102,20 @@ class Without(TypedDict):
 
 
 class SiteAssessment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All that leaves a site.
-
-    Attributes
-    ----------
-    site, study, contract, draws : str
-        Names, and hashes of the contract and of the draws.
-    records : int
-    loo : dict or None
-        Sums over the records (`fedpdmc.assessment.loo.totals`).
-    checks : dict or None
-        p-values of posterior predictive checks by statistic, with the observed values if that was agreed.
-    pull, without : dict or None
-        The site's influence on each reported parameter (`fedpdmc.assessment.at_site`).
-    survival : dict or None
-        The Kaplan-Meier estimate and the model's average survival.
-    """
+    """All that leaves a site; ``contract`` and ``draws`` are hashes."""
 
     site: str
     study: str
     contract: str
     draws: str
     records: int
-    loo: dict[str, float] | None = None
+    loo: dict[str, float] | None = None  # sums over the records (`fedpdmc.assessment.loo.totals`)
+    # The p-values of posterior predictive checks by statistic, with the observed values if that was agreed.
     checks: dict[str, dict[str, float]] | None = None
+    # The site's influence on each reported parameter: see the functions `pull` and `without`.
     pull: dict[str, float] | None = None
     without: Without | None = None
-    survival: dict[str, list[float]] | None = None
+    survival: dict[str, list[float]] | None = None  # the Kaplan-Meier estimate and the model's average survival
     format: int = FORMAT
 
     def __post_init__(self) -> None:
@@ -214,12 +201,10 @@ def assess_site(
     times: Sequence[float] = (),
     step: Callable[[float], None] = lambda share: check(),
 ) -> SiteAssessment:
-    """Assess a site's records under draws of the posterior.
+    """Assess a site's records, as `fedpdmc.study.read_records` gives them, under draws of the posterior.
 
     Parameters
     ----------
-    study, site, records, draws
-        Records as `fedpdmc.study.read_records` gives them.
     what : sequence of {"loo", "checks", "influence", "survival"}
     checks : sequence of str, optional
         Statistics of posterior predictive checks; the usual ones of the family if None.
@@ -227,7 +212,6 @@ def assess_site(
         Whether checks include the observed summary with its p-value.
     seed : int
         Of the replicated responses.
-    least_records : int
     controlled : bool
         Whether the draws come from someone who is not to learn of single records: then ``least_records`` is the least
         number of records, and the least effective number in whatever is released (`fedpdmc.assessment.at_site`).
@@ -235,11 +219,6 @@ def assess_site(
         Of survival curves; if empty those of the contract.
     step : callable
         Called between two blocks of records with the share of the work that is done.
-
-    Raises
-    ------
-    InputError
-        Other parameters than the study's, or too few records.
     """
     if draws.names != study.names:
         found = f"parameters {', '.join(draws.names)}"

@@ -67,22 +67,14 @@ def pointwise(log_density: np.ndarray, efficiency: float) -> Pointwise:
 
 
 class Changes(NamedTuple):
-    """What a pass over a block of records finds, of S draws, B records and d parameters.
+    """What a pass over a block of records finds, of S draws, B records and d parameters."""
 
-    Attributes
-    ----------
-    total, size, squares : array of shape (S,)
-        Sums over records of the log densities, and of sizes and squares of their changes from draw to draw.
-    pulls : array of shape (B, d)
-        Covariances of log densities and parameters.
-    loo, waic, within, weight : array of shape (B,)
-        As in `Pointwise`, without smoothing, and the largest weight over the average one.
-    """
-
+    # (S,): sums over records of the log densities, and of sizes and squares of their changes from draw to draw.
     total: Any
     size: Any
     squares: Any
-    pulls: Any
+    pulls: Any  # (B, d): covariances of log densities and parameters
+    # (B,): as in `Pointwise`, without smoothing, and the largest weight over the average one.
     loo: Any
     waic: Any
     within: Any

@@ -550,25 +550,13 @@ class Noisy(NamedTuple):
 
 
 class PlannedRelease(NamedTuple):
-    """A release that has not been made yet: its inputs, all public except for the account.
+    """A release that has not been made yet: its inputs, all public except for the account."""
 
-    Attributes
-    ----------
-    point : array of shape (d,)
-        In the site's own parameters, within the declared region.
-    model : ModelFacts or str
-        The public facts about it, or the digest of its file.
-    sensitivity, rounding : (float, float)
-        Of gradient and Hessian.
-    spread : array of shape (d, d) or None
-        The root of the covariance over which they are averaged, if any.
-    """
-
-    point: np.ndarray
-    model: ModelFacts | str
-    sensitivity: tuple[float, float]
+    point: np.ndarray  # (d,): in the site's own parameters, within the declared region
+    model: ModelFacts | str  # the public facts about it, or the digest of its file
+    sensitivity: tuple[float, float]  # of gradient and Hessian, as is the rounding
     rounding: tuple[float, float]
-    spread: np.ndarray | None = None
+    spread: np.ndarray | None = None  # (d, d): the root of the covariance over which they are averaged, if any
 
     @property
     def where(self) -> tuple[list, ...]:

@@ -53,32 +53,16 @@ P = TypeVar("P", bound=Potential)
 
 
 class Opening(NamedTuple):
-    """The public facts that a site needs to take part in a run.
+    """The public facts that a site needs to take part in a run."""
 
-    Attributes
-    ----------
-    reference : Reference
-        Over all parameters.
-    dynamics : Dynamics
-    control : ControlVariate or None
-        The public quadratic that is moved from the site to the coordinator.
-    prior_share : Quadratic or None
-        The part of the prior that this site walks with.
-    redistributed : bool
-        Whether ``prior_share`` is the whole prior, and every plan gives the part of it to use.
-    adaptive : bool
-        Whether a model that is a user's own function walks under bounds guessed on a grid.
-    private_sites : int
-        Sites of the run that have a privacy budget; zero if that is not known.
-    """
-
-    reference: Reference
+    reference: Reference  # over all parameters
     dynamics: Dynamics
-    control: ControlVariate | None = None
-    prior_share: Quadratic | None = None
+    control: ControlVariate | None = None  # the public quadratic that is moved from the site to the coordinator
+    prior_share: Quadratic | None = None  # the part of the prior that this site walks with
+    # Whether ``prior_share`` is the whole prior, and every plan gives the part of it to use.
     redistributed: bool = False
-    adaptive: bool = False
-    private_sites: int = 0
+    adaptive: bool = False  # whether a model that is a user's own function walks under bounds guessed on a grid
+    private_sites: int = 0  # sites of the run that have a privacy budget; zero if that is not known
 
 
 def local_columns(site: Member, opening: Opening) -> np.ndarray | None:

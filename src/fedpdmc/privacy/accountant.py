@@ -150,50 +150,24 @@ class AccountStatus(NamedTuple):
     """What a private site grants, how much more this run may observe, and how much is spent.
 
     The same for a site in this process (from its ledger) and for a remote site (from its messages).
-
-    Attributes
-    ----------
-    site : str
-    dim : int
-        Coordinates that the site may flip.
-    epsilon, delta, alpha : float
-        Budget of the account, for all studies together, and the Rényi order of the accounting.
-    granted : (epsilon, delta) or None
-        The part of it that this study may spend.
-    cap : float
-        Observed time (path length on rotations) that the whole account covers at this run's sensitivity.
-    excess : float
-        The rate ρ that the site adds to each coordinate.
-    sensitivity : Sensitivity
-    releases : int
-        Releases so far.
-    seeded : bool
-        Whether the randomness comes from a seed, for tests.
-    remaining : float
-        Observed time that the budget still covers, over all chains.
-    observed : float
-        Observed time of this run so far.
-    spent : float
-        The share of the account that all studies have spent.
-    bound : str
-        One of `BOUNDS`: the bound on privacy loss that the account uses.
     """
 
     site: str
-    dim: int
+    dim: int  # coordinates that the site may flip
+    # Budget of the account, for all studies together, and the Rényi order of the accounting.
     epsilon: float
     delta: float
     alpha: float
-    granted: tuple[float, float] | None
-    cap: float
-    excess: float
+    granted: tuple[float, float] | None  # (ε, δ): the part of it that this study may spend
+    cap: float  # observed time (path length on rotations) that the whole account covers at this run's sensitivity
+    excess: float  # the rate ρ that the site adds to each coordinate
     sensitivity: Sensitivity
-    releases: int
-    seeded: bool
-    remaining: float
-    observed: float
-    spent: float
-    bound: str = "renyi"
+    releases: int  # releases so far
+    seeded: bool  # whether the randomness comes from a seed, for tests
+    remaining: float  # observed time that the budget still covers, over all chains
+    observed: float  # observed time of this run so far
+    spent: float  # the share of the account that all studies have spent
+    bound: str = "renyi"  # one of `BOUNDS`: the bound on privacy loss that the account uses
 
     def numbers(self) -> list[float]:
         """The numbers that a site reports when a run is opened; a grant of zero means none."""

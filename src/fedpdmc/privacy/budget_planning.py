@@ -37,20 +37,11 @@ PRIVATE_LAPLACE = "private-laplace"
 
 
 class Schedule(NamedTuple):
-    """Costs of the releases of a run, fixed in advance.
+    """Costs of the releases of a run, fixed in advance."""
 
-    Attributes
-    ----------
-    steps : tuple of float
-        Relative costs of the steps.
-    gradient : float
-        The part of a step's cost that goes to the gradient; the rest goes to the Hessian.
-    usual : float
-        The share of the budget that is used if ``Budget(release=...)`` is zero. Zero: the run is refused.
-    """
-
-    steps: tuple[float, ...]
-    gradient: float
+    steps: tuple[float, ...]  # relative costs of the steps
+    gradient: float  # the part of a step's cost that goes to the gradient; the rest goes to the Hessian
+    # The share of the budget that is used if ``Budget(release=...)`` is zero. Zero: the run is refused.
     usual: float = 0.0
 
 
@@ -80,54 +71,26 @@ LEAST_SAMPLES = 1.0
 
 
 class Question(NamedTuple):
-    """A question to the planner.
+    """A question to the planner."""
 
-    Attributes
-    ----------
-    records : int
-        Records of the smallest site.
-    sites, dim : int
-    epsilon, delta : float
-    sensitivity : float
-        ``K_2`` of one record in posterior standard deviations.
-    samples : float
-        Effective samples wanted.
-    """
-
-    records: int
+    records: int  # records of the smallest site
     sites: int
     dim: int
     epsilon: float
     delta: float
-    sensitivity: float
-    samples: float
+    sensitivity: float  # ``K_2`` of one record in posterior standard deviations
+    samples: float  # effective samples wanted
 
 
 class Choice(NamedTuple):
-    """One way to spend a budget.
+    """One way to spend a budget."""
 
-    Attributes
-    ----------
-    excess : float
-        ρ of every site.
-    cap : float
-        T: observed time that the budget covers, over all chains.
-    horizon : float
-        H of a plan.
-    process_time : float
-        Process time over all chains that this leaves.
-    rounds : float
-        Rounds with a single chain; C chains need 1/C of them.
-    samples : float
-        Effective samples.
-    """
-
-    excess: float
-    cap: float
-    horizon: float
-    process_time: float
-    rounds: float
-    samples: float
+    excess: float  # ρ of every site
+    cap: float  # T: observed time that the budget covers, over all chains
+    horizon: float  # H of a plan
+    process_time: float  # process time over all chains that this leaves
+    rounds: float  # rounds with a single chain; C chains need 1/C of them
+    samples: float  # effective samples
 
 
 def usual_sensitivity(
@@ -218,15 +181,12 @@ def advice(question: Question) -> str:
 def table(question: Question, rows: int = 12) -> str:
     """The Pareto front as lines of text."""
     found = frontier(question)
+    step = max(1, len(found) // rows)
     lines = [
         f"{'excess':>10} {'observed':>10} {'horizon':>10} {'process':>10} {'rounds x chains':>16} {'effective':>10}"
     ]
-    step = max(1, len(found) // rows)
-    for c in [*found[::step], *([] if (len(found) - 1) % step == 0 else found[-1:])]:
-        lines.append(
-            f"{c.excess:>10.4g} {c.cap:>10.4g} {c.horizon:>10.4g} {c.process_time:>10.4g} {c.rounds:>16,.0f} "
-            f"{c.samples:>10.4g}"
-        )
+    shown = "{:>10.4g} {:>10.4g} {:>10.4g} {:>10.4g} {:>16,.0f} {:>10.4g}".format
+    lines += [shown(*choice) for choice in found[::step] + ([] if (len(found) - 1) % step == 0 else found[-1:])]
     return "\n".join(lines)
 
 
@@ -394,27 +354,16 @@ def one_shot_error(question: Question, colluding: int | None = None) -> float:
 def ways(question: Question, colluding: int = COLLUDING) -> list[Way]:
     """All ways, best first."""
     samples = exact_samples(question)
-    found = [
-        Way(
-            "one shot",
-            one_shot_error(question),
-            'method="private-laplace": four rounds of noisy derivatives. Not exact; its intervals allow for the noise.',
-        ),
-        Way(
-            "exact chain",
-            math.inf if samples <= 0 else 1 / math.sqrt(samples),
-            f"dynamics=fedpdmc.FactorisedBoomerang(): exact draws, about {samples:.2g} effective samples.",
-        ),
-    ]
+    shot = 'method="private-laplace": four rounds of noisy derivatives. Not exact; its intervals allow for the noise.'
+    chain = f"dynamics=fedpdmc.FactorisedBoomerang(): exact draws, about {samples:.2g} effective samples."
+    found = [Way("one shot", one_shot_error(question), shot)]
+    found.append(Way("exact chain", math.inf if samples <= 0 else 1 / math.sqrt(samples), chain))
     if question.sites - colluding >= LEAST_HONEST:
-        found.append(
-            Way(
-                "secure sum",
-                one_shot_error(question, colluding),
-                f"one shot with Budget(colluding={colluding}): sites share the noise of their sum, and at most {colluding} "
-                f"of {question.sites} may collude with the coordinator.",
-            )
+        shared = (
+            f"one shot with Budget(colluding={colluding}): sites share the noise of their sum, and at most {colluding} "
         )
+        shared += f"of {question.sites} may collude with the coordinator."
+        found.append(Way("secure sum", one_shot_error(question, colluding), shared))
     return sorted(found, key=lambda way: way.error)
 
 

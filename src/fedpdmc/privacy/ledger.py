@@ -362,20 +362,9 @@ class Ledger:
     ) -> bytes:
         """The reply to a request: the stored one if there is one, else charged, computed by ``work``, stored and returned.
 
-        The maximum cost is reserved before ``work`` begins. ``work`` runs without holding the ledger's lock. If it raises,
-        the reservation stays charged until the same request is repeated.
-
-        Parameters
-        ----------
-        request : LedgerRequest
-        most : float
-            The maximum cost of the reply.
-        work : callable
-            Computes the reply from 32 secret bytes, which are a function of the request.
-        detail : str
-            Recorded in the entry.
-        granted : float
-            The part of the account that the request's study may spend.
+        The maximum cost, ``most``, is reserved before ``work`` computes the reply from 32 secret bytes, which are a function
+        of the request. ``work`` runs without holding the ledger's lock. If it raises, the reservation stays charged until
+        the same request is repeated. ``granted`` is the part of the account that the request's study may spend.
 
         Raises
         ------

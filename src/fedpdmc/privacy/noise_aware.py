@@ -40,23 +40,13 @@ LEAST_EIGENVALUE = 1e-2
 
 
 class NoisyRelease(NamedTuple):
-    """Noisy derivatives of the log likelihood of all sites together, at one point.
+    """Noisy derivatives of the log likelihood of all sites together, at one point."""
 
-    Attributes
-    ----------
-    x, gradient : arrays of shape (d,)
-    hessian : array of shape (d, d)
-    gradient_sd : array of shape (d,)
-        Standard deviations of the noise, by coordinate.
-    hessian_sd : array of shape (d, d)
-        The same by entry; entries (i, j) and (j, i) have the same noise.
-    """
-
-    x: np.ndarray
-    gradient: np.ndarray
-    hessian: np.ndarray
-    gradient_sd: np.ndarray
-    hessian_sd: np.ndarray
+    x: np.ndarray  # (d,)
+    gradient: np.ndarray  # (d,)
+    hessian: np.ndarray  # (d, d)
+    gradient_sd: np.ndarray  # (d,): standard deviations of the noise, by coordinate
+    hessian_sd: np.ndarray  # (d, d): the same by entry; entries (i, j) and (j, i) have the same noise
 
 
 class Gaussian(NamedTuple):

@@ -149,26 +149,13 @@ WIDEST = 8.0
 
 
 class ModelFacts(NamedTuple):
-    """The public facts about a model that determine its sensitivity.
+    """The public facts about a model that determine its sensitivity."""
 
-    Attributes
-    ----------
-    loss : {"logistic", "student_t", "poisson", "cox", "gaussian_mean", "linear"}
-    dim : int
-        Number of the model's own parameters.
-    rows : int
-        Number of likelihood terms that one record contributes (the transitions of a series).
-    weight : float or array
-        ``1/scale²`` of Gaussian models.
-    df, scale : float
-        Parameters of Student-t models.
-    """
-
-    loss: str
-    dim: int
-    rows: int = 1
-    weight: float | np.ndarray = 1.0
-    df: float = 1.0
+    loss: str  # one of logistic, student_t, poisson, cox, gaussian_mean, linear
+    dim: int  # number of the model's own parameters
+    rows: int = 1  # number of likelihood terms that one record contributes (the transitions of a series)
+    weight: float | np.ndarray = 1.0  # ``1/scale²`` of Gaussian models
+    df: float = 1.0  # of Student-t models, as is the scale
     scale: float = 1.0
     series: bool = False
 
@@ -405,24 +392,12 @@ COX_REGION = 20.0
 
 
 class Limits(NamedTuple):
-    """The limits that a site puts on every plan of a run, and the resulting K, from public facts alone.
+    """The limits that a site puts on every plan of a run, and the resulting K, from public facts alone."""
 
-    Attributes
-    ----------
-    distance : float
-        Euclidean norm of ``(a, v)`` on rotations, of ``a`` on lines, on a whole plan.
-    slope : float
-        The largest ``|∇q|`` of the control variate, in whitened coordinates, on a whole plan.
-    rounding : float
-        ``r``, included in `sensitivity`.
-    sensitivity : Sensitivity
-        ``K + 2r``.
-    """
-
-    distance: float
-    slope: float
-    rounding: float
-    sensitivity: Sensitivity
+    distance: float  # Euclidean norm of ``(a, v)`` on rotations, of ``a`` on lines, on a whole plan
+    slope: float  # the largest ``|∇q|`` of the control variate, in whitened coordinates, on a whole plan
+    rounding: float  # ``r``, included in `sensitivity`
+    sensitivity: Sensitivity  # ``K + 2r``
 
 
 def gamma(n: float) -> float:

@@ -124,30 +124,14 @@ def _points(columns: dict[str, Column], n: int) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class Study:
-    """A parsed and checked contract.
+    """A parsed and checked contract: the fields are the keys of its tables, which `fedpdmc.study.schema` describes."""
 
-    The fields are the keys of its tables, which `fedpdmc.study.schema` describes, and:
-
-    Attributes
-    ----------
-    text : bytes
-        The file's bytes. Their SHA-256 is the study's ``digest``, which coordinator and sites compare.
-    parameters : dict
-        The table [coordinates].
-    options : dict
-        The known numbers of the family (scale, df, size), and the column of the offset.
-    model : BoundModel or None
-        The model of one record, from a model file (``family`` is then "file") or of the standard library.
-    effects : Effects or None
-        The effects of groups that stay at their sites.
-    """
-
-    text: bytes
+    text: bytes  # the file; coordinator and sites compare its SHA-256, ``digest``
     name: str
     sites: tuple[str, ...]
     family: str
     formula: str
-    options: dict[str, Any]
+    options: dict[str, Any]  # the known numbers of the family (scale, df, size), and the column of the offset
     columns: dict[str, Column]
     prior_mean: float | tuple[float, ...]
     prior_scale: float | tuple[float, ...] | None
@@ -174,12 +158,13 @@ class Study:
     colluding: int | None = None
     missing: str = "refuse"
     most_records: int = 1_000_000
-    parameters: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    parameters: dict[str, tuple[str, ...]] = field(default_factory=dict)  # the table [coordinates]
     units: str = "declared"
     assessment: tuple[str, ...] = ()
     survival_times: tuple[float, ...] = ()
+    # The model of one record, from a model file (``family`` is then "file") or of the standard library.
     model: BoundModel | None = None
-    effects: Effects | None = None
+    effects: Effects | None = None  # the effects of groups that stay at their sites
     prior_df: dict[str, int] = field(default_factory=dict)
     prior_horseshoe: tuple[str, ...] = ()
     prior_global_scale: float = 1.0

@@ -52,29 +52,15 @@ NEEDS = {
 
 @dataclass(frozen=True)
 class BoundModel:
-    """A model with the contract's columns, formula and constants.
-
-    Attributes
-    ----------
-    model : Model
-    columns : dict
-        The contract's column for each column of the model, but for columns that are one in every record.
-    constants : dict
-        Arrays by name; a dict by site if they differ between sites.
-    group : str
-        The contract's column that says which rows belong together; empty if every row is a record.
-    design : Design or None
-        The formula of the linear predictors.
-    file : str
-        The name of the model file; empty for a family of the standard library.
-    """
+    """A model with the contract's columns, formula and constants."""
 
     model: Model
+    # The contract's column for each column of the model, but for columns that are one in every record.
     columns: dict[str, str]
-    constants: dict[str, Any]
-    group: str = ""
-    design: Design | None = None
-    file: str = ""
+    constants: dict[str, Any]  # arrays by name; a dict by site if they differ between sites
+    group: str = ""  # the contract's column that says which rows belong together; empty if every row is a record
+    design: Design | None = None  # the formula of the linear predictors
+    file: str = ""  # the name of the model file; empty for a family of the standard library
 
     @property
     def layout(self) -> Layout:

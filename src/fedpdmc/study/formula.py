@@ -154,24 +154,12 @@ def _show(x: Any) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Function:
-    """A call of a function in a formula.
+    """A call of a function in a formula."""
 
-    Attributes
-    ----------
-    kind : str
-        Of `SETTINGS`.
-    node : ast.expr
-        The first argument; of log, center and scale the whole call.
-    settings : dict
-        All other arguments, by name.
-    label : str
-        What its columns are called.
-    """
-
-    kind: str
-    node: ast.expr
-    settings: dict[str, Any]
-    label: str = ""
+    kind: str  # one of `SETTINGS`
+    node: ast.expr  # the first argument; of log, center and scale the whole call
+    settings: dict[str, Any]  # all other arguments, by name
+    label: str = ""  # what its columns are called
 
     @property
     def short(self) -> str:
@@ -784,19 +772,11 @@ class MixedFormula:
 
 @dataclass(frozen=True)
 class Effects:
-    """The effects of groups in a contract: the formula, and the prior of their spreads.
-
-    Attributes
-    ----------
-    formula : MixedFormula
-    spread : {"half-normal", "exponential", "half-Cauchy"}
-    spread_scale, correlation_scale : float
-        As `fedpdmc.models.effects_prior` takes them.
-    """
+    """The effects of groups in a contract: the formula, and the prior of their spreads."""
 
     formula: MixedFormula
-    spread: str = "half-normal"
-    spread_scale: float = 1.0
+    spread: str = "half-normal"  # one of half-normal, exponential, half-Cauchy
+    spread_scale: float = 1.0  # as `fedpdmc.models.effects_prior` takes it
     correlation_scale: float = 0.5
 
     @property
