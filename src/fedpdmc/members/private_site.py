@@ -852,16 +852,13 @@ def summed_derivatives(sites: Sequence[Site], x: np.ndarray, step: int, question
             "Give all sites that share noise the same epsilon, delta, neighbours, bounds, release and colluding.",
         )
     group = NoiseGroup(run_name(sites, question), len(sites))
-    parts = [shared_derivatives(site, x, group, first, plain_words) for site in sites]
+    # Numbers modulo 2¹²⁸ as bytes, without masks: the sites are in one process.
+    seal = lambda numbers: b"".join((number % MODULUS).to_bytes(WIDTH, "little") for number in numbers)  # noqa: E731
+    parts = [shared_derivatives(site, x, group, first, seal) for site in sites]
     cut = range(0, len(parts[0]), WIDTH)
     columns = ([int.from_bytes(part[at : at + WIDTH], "little") for part in parts] for at in cut)
     gradient, hessian = from_sum([sum(column) for column in columns], first, len(x))
     return Noisy(gradient, hessian, x, *first.total_sd)
-
-
-def plain_words(numbers: Sequence[int]) -> bytes:
-    """Numbers modulo 2¹²⁸ as bytes, without masks: for sites of one process."""
-    return b"".join((number % MODULUS).to_bytes(WIDTH, "little") for number in numbers)
 
 
 def run_name(sites: Sequence[Site], question: bytes) -> str:

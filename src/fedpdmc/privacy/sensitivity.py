@@ -214,7 +214,10 @@ def sensitivity(model: ModelFacts, bounds: Bounds, neighbours: str, scale: np.nd
 
 def _changes(model: ModelFacts, bounds: Bounds, neighbours: str, scale: np.ndarray) -> Sensitivity:
     if model.loss == "cox":
-        return _cells(scale, neighbours)
+        # One point more or less changes the count of one cell by one, one point moved changes two.
+        factor, rows = 2.0 if neighbours == "replace" else 1.0, np.abs(scale)
+        sizes = rows.max(), rows.sum(1).max(), np.linalg.norm(rows, axis=1).max()
+        return Sensitivity(*(factor * float(size) for size in sizes))
     if model.loss == "gaussian_mean":
         return _means(model, bounds, neighbours, scale)
     slope = slopes(model, bounds, neighbours)
@@ -329,17 +332,6 @@ def _corners(box: np.ndarray, scale: np.ndarray) -> tuple[float, float]:
         return float((box @ np.abs(scale)).sum()), math.sqrt(float(box @ np.abs(scale @ scale.T) @ box))
     corners = np.array(list(itertools.product((1.0, -1.0), repeat=len(box)))) * box @ scale
     return float(np.abs(corners).sum(1).max()), float(np.linalg.norm(corners, axis=1).max())
-
-
-def _cells(scale: np.ndarray, neighbours: str) -> Sensitivity:
-    """Cells of a Cox grid: one point more or less changes one count by one, one point moved changes two."""
-    factor = 2.0 if neighbours == "replace" else 1.0
-    rows = np.abs(scale)
-    return Sensitivity(
-        factor * float(rows.max()),
-        factor * float(rows.sum(1).max()),
-        factor * float(np.linalg.norm(rows, axis=1).max()),
-    )
 
 
 def _means(model: ModelFacts, bounds: Bounds, neighbours: str, scale: np.ndarray) -> Sensitivity:

@@ -635,7 +635,14 @@ def _check_scales(study: Study) -> None:
 
 
 def _check_private(study: Study) -> None:
-    _check_shared_noise(study)
+    count = "nothing" if study.colluding is None else study.colluding
+    remedy = "Say how many sites may collude with the coordinator if, and only if, derivatives = 'noisy-summed'."
+    good = (study.derivatives == "noisy-summed") == (study.colluding is not None)
+    _require(good, "privacy: colluding", f"{count} with derivatives = {study.derivatives!r}", remedy)
+    if study.colluding is not None:
+        check_honest("study.toml: privacy: colluding", len(study.sites), study.colluding)
+        remedy = f"It is for [run] method = {PRIVATE_LAPLACE!r}: with arrivals use 'noisy'."
+        _require(study.one_shot, "releases: derivatives", "'noisy-summed' with arrivals", remedy)
     if study.one_shot:
         _check_one_shot(study)
     else:
@@ -651,15 +658,11 @@ def _check_private(study: Study) -> None:
     _require(not study.unknown_scale, "model: scale", "no value, with a privacy budget", remedy)
     flips = study.one_shot or study.kind in ("ZigZag", "FactorisedBoomerang")
     found = f"a budget with {study.kind} and derivatives = {study.derivatives!r}"
-    remedy = (
-        "Only coordinate flips can be private, and derivatives without noise cannot: use kind = 'ZigZag' or "
-        "'FactorisedBoomerang' with derivatives = 'none' or 'noisy'."
-    )
+    remedy = "Only coordinate flips can be private, and derivatives without noise cannot: use kind = 'ZigZag' or "
+    remedy += "'FactorisedBoomerang' with derivatives = 'none' or 'noisy'."
     _require(flips and study.derivatives not in EXACT, "privacy", found, remedy)
-    remedy = (
-        "Which records are complete would depend on outcomes, and covariates are public there: set missing = 'refuse', "
-        "or neighbours = 'replace'."
-    )
+    remedy = "Which records are complete would depend on outcomes, and covariates are public there: set missing = "
+    remedy += "'refuse', or neighbours = 'replace'."
     _require(not study.label or study.missing != "drop", "missing", "'drop' with neighbours = 'label'", remedy)
     remedy = "No budget covers them: remove it from the contract."
     _require(not study.assessment, "releases: assessment", "some, with a budget", remedy)
@@ -682,17 +685,6 @@ def _check_one_shot(study: Study) -> None:
     require(study.prior_scale is not None, "prior", "flat", remedy)
     count = study.most_derivatives
     require(count >= POINTS, "limits: derivatives", str(count), f"Allow {POINTS}.")
-
-
-def _check_shared_noise(study: Study) -> None:
-    count = "nothing" if study.colluding is None else study.colluding
-    remedy = "Say how many sites may collude with the coordinator if, and only if, derivatives = 'noisy-summed'."
-    good = (study.derivatives == "noisy-summed") == (study.colluding is not None)
-    _require(good, "privacy: colluding", f"{count} with derivatives = {study.derivatives!r}", remedy)
-    if study.colluding is not None:
-        check_honest("study.toml: privacy: colluding", len(study.sites), study.colluding)
-        remedy = f"It is for [run] method = {PRIVATE_LAPLACE!r}: with arrivals use 'noisy'."
-        _require(study.one_shot, "releases: derivatives", "'noisy-summed' with arrivals", remedy)
 
 
 def _check_private_model(study: Study) -> None:

@@ -145,7 +145,12 @@ def declare(
         present = set(seen.cast(pl.String))
         found = _levels(name, seen, role) if levels is None else tuple(x for x in levels if x in present)
         return Column(name, kind, levels=tuple(given.get("levels") or found))
-    numbers = _finite_numbers(name, seen)
+    parsed = seen.cast(pl.Float64, strict=False)
+    if len(bad := seen.filter(parsed.is_null())):
+        raise InputError(f"column {name!r}", f"{str(bad[0])[:40]!r}", "Give numbers, or declare it: type = 'level'.")
+    numbers = parsed.to_numpy()
+    if not np.all(np.isfinite(numbers)):
+        raise InputError(f"column {name!r}", "a value that is not finite", "Give finite numbers.")
     log = bool(given.get("log", False))
     if log and numbers.min() <= 0:
         found = f"the value {numbers.min():g} with log = True"
@@ -193,17 +198,6 @@ def _levels(name: str, seen: pl.Series, role: str) -> tuple[str, ...]:
     if len(found) == 1:
         raise InputError(f"column {name!r}", f"only the level {found[0]!r}", "Remove it, or declare all levels.")
     return tuple(found)
-
-
-def _finite_numbers(name: str, seen: pl.Series) -> np.ndarray:
-    found = seen.cast(pl.Float64, strict=False)
-    bad = seen.filter(found.is_null())
-    if len(bad):
-        raise InputError(f"column {name!r}", f"{str(bad[0])[:40]!r}", "Give numbers, or declare it: type = 'level'.")
-    numbers = found.to_numpy()
-    if not np.all(np.isfinite(numbers)):
-        raise InputError(f"column {name!r}", "a value that is not finite", "Give finite numbers.")
-    return numbers
 
 
 def numbers_bounds(numbers: np.ndarray, kind: str, positive: bool, most: float = np.inf) -> tuple[float, float]:
