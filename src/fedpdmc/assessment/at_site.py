@@ -320,17 +320,13 @@ def _carried_by_few(seen: Pass, least: int) -> str:
         for what, one in (("squares", loo.loo**2), ("parameters", np.abs(loo.within - loo.loo))):
             total = one.sum()
             shares[what] = 0.0 if total == 0 else one.max() / total
-    few = [
-        f"{what}: {float(x):.3g} effective records contribute, where {least} are asked for"
-        for what, x in numbers.items()
-        if not x >= least
-    ]
-    few += [
-        f"{what}: one record has a share of {float(x):.3g}, above {LARGEST_SHARE:g}"
-        for what, x in shares.items()
-        if not x <= LARGEST_SHARE
-    ]
-    return next(iter(few), "")
+    for what, number in numbers.items():
+        if not number >= least:
+            return f"{what}: {float(number):.3g} effective records contribute, where {least} are asked for"
+    for what, largest in shares.items():
+        if not largest <= LARGEST_SHARE:
+            return f"{what}: one record has a share of {float(largest):.3g}, above {LARGEST_SHARE:g}"
+    return ""
 
 
 # What statistics are made of, added up over records with weights w; c is the observed mean.
@@ -350,9 +346,8 @@ def _variance(n, c, total, squares):
 
 def _skewness(n, c, total, squares, cubes):
     shift = total / n - c
-    return (cubes / n - 3 * shift * squares / n + 2 * shift**3) / np.maximum(
-        _variance(n, c, total, squares), 1e-300
-    ) ** 1.5
+    spread = np.maximum(_variance(n, c, total, squares), 1e-300) ** 1.5
+    return (cubes / n - 3 * shift * squares / n + 2 * shift**3) / spread
 
 
 def _share(n, c, count):
@@ -421,10 +416,9 @@ def predictive_checks(
     for name, (parts, of) in _statistics(outcome, names).items():
         one, many = (of(weights.sum(), centre, *(sums[part] for part in parts)) for sums in (seen, expected))
         tails = np.mean(many <= one[0]), np.mean(many >= one[0])
-        told = {"p": float(min(1.0, 2 * min(tails)))}
+        found[name] = {"p": float(min(1.0, 2 * min(tails)))}
         if values and name not in OF_ONE_RECORD:
-            told |= {"observed": float(one[0]), "replicated": float(many.mean()), "sd": float(many.std())}
-        found[name] = told
+            found[name] |= {"observed": float(one[0]), "replicated": float(many.mean()), "sd": float(many.std())}
     return found
 
 

@@ -150,7 +150,7 @@ class PrivateSite:
         records = bytes.fromhex(fingerprint(site.raw))
         self.ledger.begin(self.dataset, budget.study, self.run, records, json.dumps(detail))
         self._opening_hash = _opening_hash(opening, self.excess)
-        self._failed = self.ledger.told(self.dataset, budget.study, self.run, FAULT)
+        self._failed = self.ledger.has_replied(self.dataset, budget.study, self.run, FAULT)
         # Observed time of the continued process that was charged under another name.
         self.observed_before = 0.0
         # The records in the run's coordinates: computed after the first plan has been charged.

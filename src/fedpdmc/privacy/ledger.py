@@ -324,7 +324,7 @@ class Ledger:
         found = self._scalar(f"SELECT request FROM entries WHERE {WHERE}", *request[:5])
         return found is not None and bytes(found) == request.hash
 
-    def told(self, dataset: str, study: str, run: str, reply: bytes) -> bool:
+    def has_replied(self, dataset: str, study: str, run: str, reply: bytes) -> bool:
         """Whether a run ever received this reply."""
         where = "dataset = ? AND study = ? AND run = ? AND kind = 'round' AND reply = ?"
         return bool(self._scalar(f"SELECT count(*) FROM entries WHERE {where}", dataset, study, run, reply))
