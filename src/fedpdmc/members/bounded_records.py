@@ -28,7 +28,7 @@ from fedpdmc.enclosures import Interval, enclose
 from fedpdmc.errors import InputError, NoEnclosure
 from fedpdmc.models.model_file.evaluation import evaluate
 from fedpdmc.models.model_file.model import Model as FileModel
-from fedpdmc.models.model_file.program import FileColumn, Source
+from fedpdmc.models.model_file.program import Source
 from fedpdmc.models.model_file.records import CONSTANTS, DESIGN, WEIGHTS, Layout, RecordModel, RecordSum
 from fedpdmc.potentials import (
     GaussianRecords,
@@ -348,16 +348,6 @@ class RecordBounds(NamedTuple):
         return 2 * self.gradient, (math.sqrt(2) if self.convex else 2) * self.hessian
 
 
-class RecordBox(NamedTuple):
-    """The box of z and of columns that are numbers, and the values of columns that are levels."""
-
-    low: np.ndarray
-    high: np.ndarray
-    weights: np.ndarray
-    columns: tuple[FileColumn, ...]
-    levels: tuple[FileColumn, ...]
-
-
 @functools.lru_cache(32)
 @double_precision
 def record_bounds(model: FileModel, width: int, declared: str, constants: tuple = ()) -> RecordBounds:
@@ -368,8 +358,7 @@ def record_bounds(model: FileModel, width: int, declared: str, constants: tuple 
     """
     bounds = Bounds(**json.loads(declared))
     given = {name: np.asarray(values).reshape(shape) for name, shape, values in constants}
-    domain = _domain(model, bounds, width)
-    search = _Search(model, domain, given)
+    search = _Search(model, bounds, width, given)
     try:
         found = [search.largest(order) for order in (1, 2)]
     except NoEnclosure as error:
@@ -387,51 +376,51 @@ def _round_up(value: float) -> float:
     return up(math.ceil(value / cell) * cell)
 
 
-def _domain(model: FileModel, bounds: Bounds, width: int) -> RecordBox:
-    """The box of z and the columns, from the declared bounds."""
-    source = model.source
-    predictors = sum(one.type.size for one in source.predictors)
-    dim = predictors * width + sum(one.type.size for one in source.parameters)
-    region = bounds.sizes("region", dim)
-    if region is None:
-        raise InputError("Bounds(region)", "none for a model file", "Declare region=..., a bound on the parameters.")
-    reach, weight = np.zeros(predictors), 0.0
-    if predictors:
-        if bounds.norm is None and bounds.box is None:
-            raise InputError("Bounds", "no bound on the covariates", "Declare norm=... or box=..., or both.")
-        rows = region[: predictors * width].reshape(predictors, width)
-        box = bounds.sizes("box", width)
-        by_box = np.full(predictors, np.inf) if box is None else rows @ box
-        by_norm = np.inf if bounds.norm is None else bounds.norm * np.linalg.norm(rows, axis=1)
-        reach = np.minimum(by_box, by_norm) * (1 + 4 * ROUNDING)
-        weight = largest_row(bounds, np.eye(width)).k_2 ** 2
-    numbers = tuple(one for one in source.columns if one.domain != "index" and one.domain not in KNOWN)
-    levels = tuple(one for one in source.columns if one not in numbers)
-    if any(one.type.shape for one in levels) or source.group is not None:
-        raise InputError("Site(budget)", "a model of groups of rows", "Budgets need one row for each record.")
-    declared = bounds.columns or {}
-    for one in numbers:
-        if one.name not in declared:
-            remedy = f"Declare the range of its values: columns={{{one.name!r}: (low, high)}}."
-            raise InputError(f"Bounds(columns: {one.name})", "none for a column of a model file", remedy)
-    high = np.concatenate([reach, region[predictors * width :], [declared[one.name][1] for one in numbers]])
-    low = np.concatenate([-reach, -region[predictors * width :], [declared[one.name][0] for one in numbers]])
-    weights = np.concatenate([np.full(predictors, weight), np.ones(dim - predictors * width)])
-    return RecordBox(low, high, weights, numbers, levels)
-
-
 class _Search:
     """Branch and bound for one model: the functions that it needs, compiled once."""
 
-    def __init__(self, model: FileModel, domain: RecordBox, constants: dict[str, np.ndarray]):
-        self.model, self.domain, self.constants = model, domain, constants
-        self.size = len(domain.weights)
-        values = [range(one.levels) if one.domain == "index" else (0, 1) for one in domain.levels]
+    def __init__(self, model: FileModel, bounds: Bounds, width: int, constants: dict[str, np.ndarray]):
+        self.model, self.constants = model, constants
+        self._set_box(bounds, width)
+        values = [range(one.levels) if one.domain == "index" else (0, 1) for one in self.level_columns]
         if math.prod(len(one) for one in values) > MOST_LEVELS:
             raise InputError("Site(budget)", f"more than {MOST_LEVELS} combinations of levels", "Merge levels.")
         every = list(itertools.product(*values))
         self.levels = np.array(every, float).reshape(len(every), len(values))
         self._made = {order: self._functions(order) for order in (1, 2)}
+
+    def _set_box(self, bounds: Bounds, width: int) -> None:
+        """The box of z and of columns that are numbers, from the declared bounds, and the columns that are levels."""
+        source = self.model.source
+        predictors = sum(one.type.size for one in source.predictors)
+        dim = predictors * width + sum(one.type.size for one in source.parameters)
+        region = bounds.sizes("region", dim)
+        if region is None:
+            remedy = "Declare region=..., a bound on the parameters."
+            raise InputError("Bounds(region)", "none for a model file", remedy)
+        reach, weight = np.zeros(predictors), 0.0
+        if predictors:
+            if bounds.norm is None and bounds.box is None:
+                raise InputError("Bounds", "no bound on the covariates", "Declare norm=... or box=..., or both.")
+            rows = region[: predictors * width].reshape(predictors, width)
+            box = bounds.sizes("box", width)
+            by_box = np.full(predictors, np.inf) if box is None else rows @ box
+            by_norm = np.inf if bounds.norm is None else bounds.norm * np.linalg.norm(rows, axis=1)
+            reach = np.minimum(by_box, by_norm) * (1 + 4 * ROUNDING)
+            weight = largest_row(bounds, np.eye(width)).k_2 ** 2
+        numbers = tuple(one for one in source.columns if one.domain != "index" and one.domain not in KNOWN)
+        levels = tuple(one for one in source.columns if one not in numbers)
+        if any(one.type.shape for one in levels) or source.group is not None:
+            raise InputError("Site(budget)", "a model of groups of rows", "Budgets need one row for each record.")
+        declared = bounds.columns or {}
+        for one in numbers:
+            if one.name not in declared:
+                remedy = f"Declare the range of its values: columns={{{one.name!r}: (low, high)}}."
+                raise InputError(f"Bounds(columns: {one.name})", "none for a column of a model file", remedy)
+        self.high = np.concatenate([reach, region[predictors * width :], [declared[one.name][1] for one in numbers]])
+        self.low = np.concatenate([-reach, -region[predictors * width :], [declared[one.name][0] for one in numbers]])
+        self.weights = np.concatenate([np.full(predictors, weight), np.ones(dim - predictors * width)])
+        self.size, self.columns, self.level_columns = len(self.weights), numbers, levels
 
     def largest(self, order: int) -> float:
         """The bound on the norm of the gradient (order one) or the Hessian (two), on all levels."""
@@ -440,7 +429,7 @@ class _Search:
     def _boxes(self) -> tuple[np.ndarray, np.ndarray]:
         """A box for each combination of levels; its sides along the levels have no length."""
         levels = self.levels
-        ends = (np.tile(end, (len(levels), 1)) for end in (self.domain.low, self.domain.high))
+        ends = (np.tile(end, (len(levels), 1)) for end in (self.low, self.high))
         low, high = (np.concatenate([end, levels], 1) for end in ends)
         return low, high
 
@@ -448,7 +437,7 @@ class _Search:
         """Whether f is a convex function of one predictor alone, by enclosures of its second derivative."""
         if self.size != 1 or not self.model.source.predictors:
             return False
-        split, room = len(self.domain.low), FLAT * bound / self.domain.weights[0]
+        split, room = len(self.low), FLAT * bound / self.weights[0]
 
         def below(low, high):
             found = self._enclose(2, low[:split], high[:split], low[split:])
@@ -462,7 +451,7 @@ class _Search:
         source, names = self.model.source, []
         for one in (*source.predictors, *source.parameters):
             names += [one.name] * one.type.size
-        box, bad = (jnp.asarray(self.domain.low), jnp.asarray(self.domain.high)), set[str]()
+        box, bad = (jnp.asarray(self.low), jnp.asarray(self.high)), set[str]()
         sizes = jax.jit(lambda levels: self._magnitudes(1, *box, levels))
         for levels in self.levels:
             found = np.asarray(sizes(jnp.asarray(levels)))
@@ -474,7 +463,7 @@ class _Search:
 
         def f(z, numbers, levels):
             values: dict[str, Any] = dict(self.constants)
-            for part, given in ((self.domain.columns, numbers), (self.domain.levels, levels)):
+            for part, given in ((self.columns, numbers), (self.level_columns, levels)):
                 values |= {one.name: given[k].astype(one.type.dtype) for k, one in enumerate(part)}
             return _loss(self.model.source, z, values)
 
@@ -490,12 +479,12 @@ class _Search:
 
     def _norm(self, order: int, sizes):
         """The norm in coefficients and parameters, from the derivatives with respect to z."""
-        weights = jnp.asarray(self.domain.weights)
+        weights = jnp.asarray(self.weights)
         weights = weights if order == 1 else weights[:, None] * weights
         return jnp.sqrt(jnp.sum(weights * sizes**2)) * (1 + 1e-12)
 
     def _functions(self, order: int):
-        split = len(self.domain.low)
+        split = len(self.low)
 
         def upper(low, high):
             return self._norm(order, self._magnitudes(order, low[:split], high[:split], low[split:]))

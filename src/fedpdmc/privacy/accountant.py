@@ -199,15 +199,8 @@ def one_arrival_delta(epsilon: float, sensitivity: float, excess: float) -> floa
     """δ of ONE switching time, ``exp(−(ρ/K)(ε − log(1 + K/ρ)))`` (paper, Theorem 5.1; any K > 0).
 
     The log ratio of the densities of τ is at most ``log(1 + K/ρ) + K τ``: above ε only if τ exceeds
-    ``(ε − log(1 + K/ρ))/K``, and ``P(τ > t) ≤ e^{−ρ t}``. It covers neither the mark nor a second arrival.
-
-    Parameters
-    ----------
-    epsilon : float
-    sensitivity : float
-        K: how much one record can change the rate.
-    excess : float
-        ρ: the least rate.
+    ``(ε − log(1 + K/ρ))/K``, and ``P(τ > t) ≤ e^{−ρ t}``. It covers neither the mark nor a second arrival. ``sensitivity``
+    is K, how much one record can change the rate, and ``excess`` ρ, the least rate.
     """
     epsilon, k, rho = positive("epsilon", epsilon), positive("sensitivity", sensitivity), positive("excess", excess)
     return min(1.0, math.exp(-(rho / k) * (epsilon - math.log1p(k / rho))))
@@ -233,12 +226,8 @@ def censored_horizon(epsilon: float, k_inf: float, k_1: float, excess: float) ->
     """The longest plan whose one arrival (time, index, or "none") is ε-DP with δ = 0: ``(ε − log(1 + K_∞/ρ))/K_1``.
 
     The density of (t, i) changes by at most the factor ``(1 + K_∞/ρ) e^{K_1 t}``, the probability of no arrival by
-    ``e^{K_1 H}``. ``K_1`` bounds the change of the *total* rate; ``K_∞`` in its place is wrong as soon as d > 1.
-
-    Returns
-    -------
-    float
-        Zero if even an immediate arrival costs more than ε: then ρ is too small.
+    ``e^{K_1 H}``. ``K_1`` bounds the change of the *total* rate; ``K_∞`` in its place is wrong as soon as d > 1. Zero if
+    even an immediate arrival costs more than ε: then ρ is too small.
     """
     epsilon, rho = positive("epsilon", epsilon), positive("excess", excess)
     k_inf, k_1 = positive("k_inf", k_inf), positive("k_1", k_1)

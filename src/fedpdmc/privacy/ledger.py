@@ -33,9 +33,6 @@ RESERVED = " reserved"
 DAMAGED = "it does not have the terms of an account. Restore an intact copy."
 # The reply if the computation failed at the site.
 FAULT = b"fault"
-COLUMNS = (
-    "dataset", "study", "run", "kind", "round", "request", "reply", "exposure", "cost", "spent", "time", "detail",
-)  # fmt: skip
 
 
 class LedgerRequest(NamedTuple):
@@ -89,6 +86,9 @@ class Entry(NamedTuple):
     time: float
     detail: str
     hash: bytes
+
+
+COLUMNS = Entry._fields[1:-1]
 
 
 def added(spent: float, cost: float) -> float:
