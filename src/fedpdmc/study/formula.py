@@ -536,20 +536,8 @@ class Design:
     Nothing of a formula runs as code at a site, and nothing depends on a site's records: parameters would have different
     meanings at different sites. Each column of a function, such as ``bs(age)[1]``, is a column of numbers for the parser.
 
-    Parameters
-    ----------
-    formula : str
-        Such as ``outcome ~ treatment * bs(age, knots=[40, 60], lower=18, upper=95)``.
-    columns : dict of Column
-    intercept : bool
-        Whether the intercept is a column of the design. Without it, levels are still coded against a baseline.
-
-    Attributes
-    ----------
-    functions, offsets : list of Function
-        The functions among the terms, and those that are added to the linear predictor.
-    used : set of str
-        The columns that it needs.
+    Without ``intercept`` it is no column of the design, but levels are still coded against a baseline. ``functions`` are
+    those among the terms, ``offsets`` those that are added to the linear predictor, and ``used`` the columns that it needs.
     """
 
     def __init__(self, formula: str, columns: dict[str, Column], intercept: bool = True):
