@@ -242,8 +242,9 @@ def assess_site(
         facts["loo"] = totals(seen.records)
     if "checks" in what:
         names, rng = check_statistics(checks, study.family), np.random.default_rng(seed)
-        half = lambda x: step((1 + x) / 2)  # noqa: E731
-        facts["checks"] = predictive_checks(outcome, records, names, rng, values=values, step=half)
+        facts["checks"] = predictive_checks(
+            outcome, records, names, rng, values=values, step=lambda x: step((1 + x) / 2)
+        )
     if "influence" in what:
         reported = draws.reported(study)
         facts["pull"] = pull(seen.total, reported)

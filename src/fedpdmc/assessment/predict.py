@@ -374,7 +374,10 @@ def _contrasts(column: Column, by: float | None) -> Mapping[str, Sequence[Any]]:
     if column.log:
         remedy = "Effects of a column that enters by its logarithm: give its coefficient."
         raise InputError("column", repr(name), remedy)
-    change = lambda block: block.assign(**{name: block[name] + step / column.scale})  # noqa: E731
+
+    def change(block):
+        return block.assign(**{name: block[name] + step / column.scale})
+
     return {f"{name}: + {step:g}": (lambda block: block, change)}
 
 

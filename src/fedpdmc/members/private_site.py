@@ -852,8 +852,11 @@ def summed_derivatives(sites: Sequence[Site], x: np.ndarray, step: int, question
             "Give all sites that share noise the same epsilon, delta, neighbours, bounds, release and colluding.",
         )
     group = NoiseGroup(run_name(sites, question), len(sites))
-    # Numbers modulo 2¹²⁸ as bytes, without masks: the sites are in one process.
-    seal = lambda numbers: b"".join((number % MODULUS).to_bytes(WIDTH, "little") for number in numbers)  # noqa: E731
+
+    def seal(numbers: Sequence[int]) -> bytes:
+        # Modulo 2¹²⁸ and without masks: the sites are in one process.
+        return b"".join((number % MODULUS).to_bytes(WIDTH, "little") for number in numbers)
+
     parts = [shared_derivatives(site, x, group, first, seal) for site in sites]
     cut = range(0, len(parts[0]), WIDTH)
     columns = ([int.from_bytes(part[at : at + WIDTH], "little") for part in parts] for at in cut)

@@ -216,7 +216,10 @@ def one_arrival_excess(epsilon: float, delta: float, sensitivity: float) -> floa
     wanted = math.log(1 / delta)
     low = 1 / math.expm1(epsilon)
     high = 2 * low + 2 * wanted / epsilon
-    below = lambda x: x * (epsilon - math.log1p(1 / x)) < wanted  # noqa: E731
+
+    def below(x: float) -> bool:
+        return x * (epsilon - math.log1p(1 / x)) < wanted
+
     while below(high):
         high *= 2
     return _bisect(below, low, high)[1] * k

@@ -550,8 +550,8 @@ def sites(
         spread_scale = scales.response.spread
     of_spread = {} if mixed is None else {"spread": spread, "spread_scale": spread_scale}
     study = parsed({"prior": rule.table() | of_spread})
-    read = lambda site: check_table(study, parts[site], f"table of site {site!r}")  # noqa: E731
-    found = Sites(study, read_all_sites(parts, read), rule)
+    records = read_all_sites(parts, lambda site: check_table(study, parts[site], f"table of site {site!r}"))
+    found = Sites(study, records, rule)
     _name_dependent_columns(study, found.tables)
     shares = {site: gone / read for site, (gone, read) in found.dropped().items()}
     if many := [f"{site} {100 * share:.0f} %" for site, share in shares.items() if share > MANY_DROPPED]:
