@@ -254,15 +254,6 @@ def assess_site(
     return SiteAssessment(site, study.name, study.digest.hex(), digest, len(records), **facts)
 
 
-def same_draws(found: Sequence[SiteAssessment]) -> None:
-    """Check that all sites assessed the same study under the same draws, each once."""
-    if len({(one.contract, one.draws) for one in found}) > 1:
-        raise InputError("assessments", "different contracts or draws", "Give those of one study and one posterior.")
-    sites = [one.site for one in found]
-    if len(set(sites)) != len(sites):
-        raise InputError("assessments", "a site twice", "Give one of each site.")
-
-
 Draws = Mapping[str, np.ndarray]
 
 

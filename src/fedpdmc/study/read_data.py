@@ -42,22 +42,16 @@ class Origin(NamedTuple):
 
     def places(self, rows: np.ndarray, count: int) -> list[str]:
         """Names of these rows of ``count`` records: the line in a CSV file, else the number of the record, from one."""
-        lines = _lines(self.path) if self.path is not None and self.path.suffix.lower() == ".csv" else []
+        lines: list[int] = []
+        if self.path is not None and self.path.suffix.lower() == ".csv":
+            # Quoted values may span several lines.
+            with self.path.open(newline="", encoding="utf-8", errors="replace") as file:
+                reader = csv.reader(file)
+                begins = [reader.line_num + 1 for _ in reader]
+            lines = begins[:-1]
         if len(lines) == count:
             return [f"line {lines[row]}" if row < count else "" for row in rows]
         return [f"record {row + 1}" for row in rows]
-
-
-def _lines(path: Path) -> list[int]:
-    """The line on which each record of a CSV file begins; quoted values may span several lines."""
-    with path.open(newline="", encoding="utf-8", errors="replace") as file:
-        reader = csv.reader(file)
-        next(reader, None)
-        lines, last = [], reader.line_num
-        for _ in reader:
-            lines.append(last + 1)
-            last = reader.line_num
-    return lines
 
 
 class Fault(NamedTuple):
