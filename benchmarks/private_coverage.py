@@ -67,9 +67,8 @@ def noise(dim: int, epsilon: float, share: float, colluding: int | None) -> tupl
     """Standard deviations of the noise of the summed gradient and Hessian in a step of this share of the budget."""
     from fedpdmc.privacy.accountant import best_order, gaussian_limit
     from fedpdmc.privacy.budget_planning import ONE_SHOT
-    from fedpdmc.privacy.declared_bounds import Bounds
     from fedpdmc.privacy.gaussian_mechanism import noise_multiplier, noise_scale
-    from fedpdmc.privacy.sensitivity import ModelFacts, derivative_sensitivity
+    from fedpdmc.privacy.sensitivity import Bounds, ModelFacts, derivative_sensitivity
 
     alpha = best_order(epsilon, DELTA)
     cost = gaussian_limit(alpha, epsilon, DELTA) * share

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from fedpdmc.members.site import Site as Site
     from fedpdmc.models.model_file.model import Model as Model
     from fedpdmc.privacy.budget import Budget as Budget
-    from fedpdmc.privacy.declared_bounds import Bounds as Bounds
     from fedpdmc.privacy.ledger import create_ledger as create_ledger
+    from fedpdmc.privacy.sensitivity import Bounds as Bounds
     from fedpdmc.results.posterior import Posterior as Posterior
     from fedpdmc.sampling.api import sample as sample
     from fedpdmc.sampling.arguments import Redistributed as Redistributed
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Boomerang": "fedpdmc.dynamics",
     "BouncyParticle": "fedpdmc.dynamics",
-    "Bounds": "fedpdmc.privacy.declared_bounds",
+    "Bounds": "fedpdmc.privacy.sensitivity",
     "Budget": "fedpdmc.privacy.budget",
     "FactorisedBoomerang": "fedpdmc.dynamics",
     "Model": "fedpdmc.models.model_file.model",

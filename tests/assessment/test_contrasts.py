@@ -7,7 +7,7 @@ import pytest
 from tests.assessment.test_assessment import PRIOR_SD, SD, assessed, draws_of, exact, gaussian_study
 
 import fedpdmc as fp
-from fedpdmc.assessment.contrasts import contrasts, ratios
+from fedpdmc.assessment.predict import contrasts, ratios
 from fedpdmc.errors import InputError
 
 

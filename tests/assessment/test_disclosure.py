@@ -1,10 +1,10 @@
 """A coordinator that sends a posterior of its own making, and a site that sends a file of its own making."""
 
-import dataclasses
 import json
 import subprocess
 import sys
 
+import msgspec
 import numpy as np
 import pandas as pd
 import pytest
@@ -154,8 +154,8 @@ def test_small_numbers_and_unknown_ones_are_shown_as_such(falls, honest):
     small = {"mean": {"age": 4.1234e-5, "drug": -0.31}, "sd": {"age": 1e-5, "drug": 0.1}, "k": 0.4}
     far = {"mean": {"age": np.nan, "drug": np.nan}, "sd": {"age": np.nan, "drug": np.nan}, "k": 1.3}
     scores = pd.DataFrame({"a": {"score": 20.0, "df": 2.0, "p": 4e-5}, "b": {"score": 1.0, "df": 2.0, "p": 0.61}}).T
-    near = dataclasses.replace(told, without=small)
-    whole = Assessment([near, dataclasses.replace(told, site="b", without=far)], scores=scores)
+    near = msgspec.structs.replace(told, without=small)
+    whole = Assessment([near, msgspec.structs.replace(told, site="b", without=far)], scores=scores)
     page = whole._repr_html_()
     assert ">4.123e-05</td>" in page and ">&lt;0.001</td>" in page and ">0.610</td>" in page
     assert page.count(">–</td>") == 2 and "nan" not in page.lower()

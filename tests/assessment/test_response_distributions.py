@@ -12,8 +12,7 @@ from fedpdmc._jax.precision import double_precision
 from fedpdmc.assessment.all_sites import Assessment
 from fedpdmc.assessment.at_site import PublicDraws, assess_site, censoring_times, predictive_checks
 from fedpdmc.assessment.loo import pointwise
-from fedpdmc.assessment.predict import predict
-from fedpdmc.assessment.survival_curves import effects
+from fedpdmc.assessment.predict import effects, predict
 from fedpdmc.errors import InputError
 from fedpdmc.study.sites_from_table import sites
 from fedpdmc.study.study_response import Outcome

@@ -19,8 +19,7 @@ from fedpdmc.federation.site_agent.audit_replay import replay
 from fedpdmc.federation.transport import DirectTransport
 from fedpdmc.members.site import derivatives
 from fedpdmc.potentials import Logistic, Poisson
-from fedpdmc.privacy.declared_bounds import Bounds
-from fedpdmc.privacy.sensitivity import ModelFacts, averaged_sensitivity, derivative_sensitivity
+from fedpdmc.privacy.sensitivity import Bounds, ModelFacts, averaged_sensitivity, derivative_sensitivity
 from fedpdmc.sampling import vb_reference
 
 X, SPREAD = np.array([0.1, -0.2, 0.3]), 0.2 * np.array([[1.0, 0.0, 0.0], [-0.5, 1.0, 0.0], [0.1, 0.2, 0.7]])

@@ -48,7 +48,9 @@ HIDDEN = CUBE.replace(
 return %14""",
 )
 # The second age is the middle of a part of the declared range, and nobody has it.
-TWICE = CUBE[: CUBE.index("%5 = ")] + f"""\
+TWICE = (
+    CUBE[: CUBE.index("%5 = ")]
+    + f"""\
 %5 = sub age {5.0 - 8.2 / 128!r} : f64[]
 %6 = square %5 : f64[]
 %7 = mul %6 -1000000.0 : f64[]
@@ -63,6 +65,7 @@ TWICE = CUBE[: CUBE.index("%5 = ")] + f"""\
 return %15
 end
 """
+)
 # It jumps in the parameters for those above an age only.
 JUMP = """fedpdmc model 1
 title Binary regression with a jump for the old

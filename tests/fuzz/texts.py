@@ -6,10 +6,10 @@ import json
 import re
 import sqlite3
 import zipfile
-from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
+from msgspec.structs import replace
 from tests.federation.studies import SUMMED, ZIGZAG
 from tests.federation.test_private_studies import PRIVATE
 from tests.fuzz.engine import Target

@@ -256,4 +256,4 @@ def test_counts_of_a_cox_model_are_not_told_where_rounding_would_show_them(tmp_p
         noisy_derivatives(site, np.array([44.0, 0.0]), 0)
     assert budget.open()[0].spent("records") == 0
     guard = opened(site)
-    assert np.all(guard.plan_limits.region == 20.0)
+    assert np.all(guard.region == 20.0)

@@ -9,8 +9,7 @@ from fedpdmc._jax.precision import double_precision
 from fedpdmc.clocks.private_arrivals import SLOWEST, time_grid
 from fedpdmc.errors import InputError
 from fedpdmc.members.bounded_records import model_of
-from fedpdmc.privacy.rounding_error_bound import limits
-from fedpdmc.privacy.sensitivity import ModelFacts, derivative_sensitivity, sensitivity
+from fedpdmc.privacy.sensitivity import ModelFacts, derivative_sensitivity, limits, sensitivity
 
 D, BOX, RANGE, REGION = 3, np.array([1.0, 0.5, 2.0]), (-1.0, 3.0), np.array([2.0, 1.0, 1.5])
 BOUNDS = fp.Bounds(box=BOX, outcome=RANGE, region=REGION, offset=(0.0, 0.7))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +15,19 @@ import pandas as pd
 from scipy import stats
 
 from fedpdmc._jax.precision import double_precision
-from fedpdmc.assessment.at_site import DRAWS, PublicDraws, SiteAssessment, assess_site, public_draws, pull, same_draws
+from fedpdmc.assessment.at_site import (
+    DRAWS,
+    MODEL,
+    PublicDraws,
+    SiteAssessment,
+    assess_site,
+    observed_times,
+    pooled,
+    public_draws,
+    pull,
+    time_grid,
+)
 from fedpdmc.assessment.loo import HIGH_K, pass_over, standard_error
-from fedpdmc.assessment.site_survival import MODEL, pooled, time_grid, times_and_events
 from fedpdmc.console.interrupts import check, deferred
 from fedpdmc.console.progress import report, showing
 from fedpdmc.errors import InputError
@@ -37,6 +48,7 @@ COUNTS = ("records", "high_k", "df", "at_risk", "events", "censored")
 NOTHING, TOO_FAR = "–", "too far from the posterior of all sites: fit without it"
 
 
+@dataclass(eq=False, repr=False)
 class Assessment:
     """The sites' reports on their records under a posterior.
 
@@ -53,28 +65,34 @@ class Assessment:
         Sites of the run that released nothing.
     """
 
-    def __init__(
-        self,
-        sites: Sequence[SiteAssessment],
-        prior_pull: Mapping[str, float] | None = None,
-        scores: pd.DataFrame | None = None,
-        scores_unknown: str = "",
-        silent: Sequence[str] = (),
-    ):
-        same_draws(sites)
-        self.silent = tuple(silent)
-        self.sites, self.prior_pull, self.scores = tuple(sites), prior_pull, scores
-        self.scores_unknown = scores_unknown
+    sites: Sequence[SiteAssessment]
+    prior_pull: Mapping[str, float] | None = None
+    scores: pd.DataFrame | None = None
+    scores_unknown: str = ""
+    silent: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if len({(one.contract, one.draws) for one in self.sites}) > 1:
+            raise InputError(
+                "assessments", "different contracts or draws", "Give those of one study and one posterior."
+            )
+        if len({one.site for one in self.sites}) < len(self.sites):
+            raise InputError("assessments", "a site twice", "Give one of each site.")
+        self.sites, self.silent = tuple(self.sites), tuple(self.silent)
 
     @property
     def loo(self) -> pd.DataFrame:
         """Predictive accuracy by site and in all: elpd, its standard error, effective parameters, WAIC, Pareto k."""
-        told = {one.site: one.loo for one in self.sites if one.loo is not None}
-        if not told:
+        sums = {one.site: one.loo for one in self.sites if one.loo is not None}
+        if not sums:
             raise InputError("loo", "no site that reported it", "Agree on it: [releases] assessment = ['loo'].")
-        rows = {site: _accuracy(one) for site, one in told.items()}
-        sums = {key: sum(one[key] for one in told.values()) for key in next(iter(told.values()))}
-        rows["all"] = _accuracy(sums | {"worst_k": max(one["worst_k"] for one in told.values())})
+        total = {key: sum(one[key] for one in sums.values()) for key in next(iter(sums.values()))}
+        sums["all"] = total | {"worst_k": max(one["worst_k"] for one in sums.values())}
+        keys = ("records", "elpd", "se", "parameters", "waic", "worst_k", "high_k")
+        rows = {}
+        for site, one in sums.items():
+            known = one | {"se": standard_error(one["elpd"], one["squares"], one["records"])}
+            rows[site] = {key: known[key] for key in keys}
         return pd.DataFrame(rows).T
 
     @property
@@ -125,18 +143,14 @@ class Assessment:
 
         Such a site moves the posterior too far for weights on the draws. Sample again without it to know.
         """
-        rows = {
-            one.site: one.without["mean"] | {"pareto_k": one.without["k"]}
-            for one in self.sites
-            if one.without is not None
-        }
-        return pd.DataFrame(rows).T
+        known = {one.site: one.without for one in self.sites if one.without is not None}
+        return pd.DataFrame({site: one["mean"] | {"pareto_k": one["k"]} for site, one in known.items()}).T
 
     @property
     def survival(self) -> pd.DataFrame:
         """Kaplan-Meier estimates by site and time, with the model's average survival over the same records.
 
-        "all" pools the sites' estimates (`fedpdmc.assessment.site_survival.pooled`).
+        "all" pools the sites' estimates (`at_site.pooled`).
         """
         found = {one.site: one.survival for one in self.sites if one.survival is not None and one.survival["time"]}
         if len(found) > 1:
@@ -147,7 +161,7 @@ class Assessment:
 
     def plot_survival(self, figure: Any = None):
         """For each site Kaplan-Meier estimates over the model's average survival with its band: a Matplotlib figure."""
-        from fedpdmc.assessment.survival_curves import draw_panels
+        from fedpdmc.assessment.predict import draw_panels
 
         if not len(table := self.survival):
             raise InputError("survival", "no site that reported it", "Agree on it: assessment = ['survival'], times.")
@@ -185,9 +199,8 @@ class Assessment:
         for one in self.sites:
             if one.loo is not None and one.loo["worst_k"] > HIGH_K:
                 high = f"{one.loo['high_k']:.0f} of {one.loo['records']:,.0f} records (worst {one.loo['worst_k']:.2f})"
-                found.append(
-                    f"{one.site}: Pareto k above {HIGH_K} in {high}: their left-out density is not to be trusted."
-                )
+                words = f"Pareto k above {HIGH_K} in {high}: their left-out density is not to be trusted."
+                found.append(f"{one.site}: {words}")
             for name, numbers in (one.checks or {}).items():
                 if numbers["p"] < 0.01:
                     p = f"= {numbers['p']:.3f}" if numbers["p"] >= 0.001 else "< 0.001"
@@ -201,19 +214,15 @@ class Assessment:
         return found
 
     def _tables(self) -> list[tuple[str, pd.DataFrame]]:
-        """What is known, as texts by title."""
         known, title = any(x.loo for x in self.sites), "predictive accuracy (elpd: larger is better)"
         found = [(title, self.loo, 2)] if known else []
         curves = self.survival
-        whole = curves.empty or len(set(curves.index.get_level_values("site"))) <= MOST_PRINTED
+        title = "survival: Kaplan-Meier and the model's average"
+        if not curves.empty and len(set(curves.index.get_level_values("site"))) > MOST_PRINTED:
+            title, curves = "survival: Kaplan-Meier, all sites", curves.loc[["all"], ["survival"]]
         found += [
             ("posterior predictive checks", self.checks, None),
-            ("survival: Kaplan-Meier and the model's average", curves if whole else curves.iloc[:0], None),
-            (
-                "survival: Kaplan-Meier, all sites",
-                curves.iloc[:0] if whole else curves.loc[["all"], ["survival"]],
-                None,
-            ),
+            (title, curves, None),
             ("pull on each parameter, in posterior sd", self.pull, 2),
             ("sensitivity to the power of prior and likelihood, in posterior sd", self.sensitivity, 2),
             ("share of all pulls", self.shares, 2),
@@ -235,25 +244,20 @@ class Assessment:
         return "\n\n".join([f"Assessment of {len(self.sites)} sites", *parts, "\n".join(self._notes())])
 
     def _repr_html_(self) -> str:
-        shown = "".join(f"<h4>{title}</h4>{_html(table)}" for title, table in self._tables())
+        shown = ""
+        for title, table in self._tables():
+            flat = table.reset_index().set_index("site") if table.index.nlevels > 1 else table
+            shown += f'<h4>{title}</h4><div class="wide" style="overflow-x: auto">{html_table(flat)}</div>'
         return shown + "".join(f"<p>{escape(line)}</p>" for line in self._notes())
 
 
-def _html(table: pd.DataFrame) -> str:
-    """A table as it is read."""
-    if table.index.nlevels > 1:
-        table = table.reset_index().set_index("site")
-    return f'<div class="wide" style="overflow-x: auto">{html_table(table)}</div>'
+def _formatted(table: pd.DataFrame, places: int | None) -> pd.DataFrame:
+    cells = {name: [_cell(name, x, places) for x in table[name]] for name in table.columns}
+    return pd.DataFrame(cells, index=table.index)
 
 
-def _formatted(table: pd.DataFrame, places: int | None = None) -> pd.DataFrame:
+def _cell(column: str, x: Any, places: int | None) -> str:
     """Counts as they are, p-values to a thousandth, other numbers with four significant digits or some decimal places."""
-    return pd.DataFrame(
-        {name: [_cell(name, x, places) for x in table[name]] for name in table.columns}, index=table.index
-    )
-
-
-def _cell(column: str, x: Any, places: int | None = None) -> str:
     if isinstance(x, str):
         return x
     if pd.isna(x):
@@ -265,11 +269,6 @@ def _cell(column: str, x: Any, places: int | None = None) -> str:
     if places is not None:
         return f"{x:,.{places}f}"
     return f"{x:,.1f}" if 1e3 <= abs(x) < 1e9 else f"{x:.4g}"
-
-
-def _accuracy(told: Mapping[str, float]) -> dict[str, float]:
-    found = {**told, "se": standard_error(told["elpd"], told["squares"], told["records"])}
-    return {name: found[name] for name in ("records", "elpd", "se", "parameters", "waic", "worst_k", "high_k")}
 
 
 @deferred("Nothing is kept: call assess() again.")
@@ -306,14 +305,12 @@ def assess(
     public = public_draws(post, draws)
     found, times = [], sites.study.survival_times
     if sites.study.survival and not times:
-        parts = [times_and_events(Outcome(sites.study, public.values[:1], name), t) for name, t in sites.tables.items()]
-        time, died = (np.concatenate(one) for one in zip(*parts, strict=True))
-        times = time_grid(time, died)
+        times = time_grid(*observed_times(sites.study, sites.tables))
     with showing(progress):
         for i, (name, records) in enumerate(sites.tables.items()):
             step = functools.partial(report, "fit of the records", i + 1, len(sites))
-            told = {"checks": checks, "seed": seed + i, "times": times, "step": step}
-            found.append(assess_site(sites.study, name, records, public, **told))
+            options = {"checks": checks, "seed": seed + i, "times": times, "step": step}
+            found.append(assess_site(sites.study, name, records, public, **options))
     return Assessment(found, prior_pull(sites, public), heterogeneity(post), scores_unknown(post))
 
 

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 from scipy.special import logsumexp
 
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.assessment.loo import HIGH_K, LOO, Pass, pareto_smoothed, pass_over, totals
-from fedpdmc.assessment.site_survival import MODEL, STEP, site_survival
 from fedpdmc.console.interrupts import check
 from fedpdmc.errors import InputError
 from fedpdmc.models.families import EVENTS, FAMILIES, LEVELS
@@ -34,6 +32,11 @@ if TYPE_CHECKING:
     from fedpdmc.study.contract import Study
 
 FORMAT = 1
+# What a step of a survival curve is: its end, numbers at risk at its start, of events and of censored records, and survival
+# at its end.
+STEP = ("time", "at_risk", "events", "censored", "survival")
+# The model's average survival at the end of each step, and its interval.
+MODEL = ("model", "low", "high")
 # Draws of the posterior, over all chains, that records are assessed under.
 DRAWS = 2000
 # Records by draws above which a site takes every second draw, or every third and so on, but at least so many draws.
@@ -47,16 +50,7 @@ LEAST_RECORDS = 10
 
 
 class PublicDraws(NamedTuple):
-    """Draws that everybody has.
-
-    Attributes
-    ----------
-    values : array of shape (S, d)
-    names : tuple of str
-        The parameters' names.
-    efficiency : float
-        Effective draws as a share of S.
-    """
+    """Draws (S, d) of the parameters that everybody has, and the share of them that is effective."""
 
     values: np.ndarray
     names: tuple[str, ...]
@@ -79,6 +73,11 @@ class PublicDraws(NamedTuple):
         return hashlib.sha256(np.ascontiguousarray(self.values).tobytes()).hexdigest()
 
 
+def draws_of_each(post: Posterior, draws: int) -> int:
+    """Draws of each chain for so many of all."""
+    return min(max(-(-draws // post.chains), 2), post.most_draws)
+
+
 def public_draws(post: Posterior, draws: int = DRAWS) -> PublicDraws:
     """Draws of a posterior in the coordinates that were sampled.
 
@@ -87,51 +86,49 @@ def public_draws(post: Posterior, draws: int = DRAWS) -> PublicDraws:
     InputError
         They are not finite: the posterior is not a genuine one.
     """
-    each = min(max(-(-draws // post.chains), 2), post.most_draws)
-    values = post.draws(each).reshape(-1, len(post.names))
+    values = post.draws(draws_of_each(post, draws)).reshape(-1, len(post.names))
     if not np.isfinite(values).all() or not np.isfinite(post.cov()).all():
         raise InputError("posterior", "draws that are not finite", "Give the posterior as the coordinator saved it.")
     efficiency = min(post.ess().values()) / len(values)
     return PublicDraws(values, tuple(post.names), float(np.clip(efficiency, 1e-3, 1.0)))
 
 
-@dataclass(frozen=True)
-class SiteAssessment:
-    """All that leaves a site.
+class Without(TypedDict):
+    """Means and sds of the parameters without a site's records, NaN where they are not known, and Pareto k."""
 
-    Attributes
-    ----------
-    site, study, contract, draws : str
-        Names, and hashes of the contract and of the draws.
-    records : int
-    loo : dict or None
-        Sums over the records (`fedpdmc.assessment.loo.totals`).
-    checks : dict or None
-        p-values of posterior predictive checks by statistic, with the observed values if that was agreed.
-    pull, without : dict or None
-        The site's influence on each reported parameter (`fedpdmc.assessment.at_site`).
-    survival : dict or None
-        The Kaplan-Meier estimate and the model's average survival (`fedpdmc.assessment.site_survival`).
-    """
+    mean: dict[str, float]
+    sd: dict[str, float]
+    k: float
+
+
+class SiteAssessment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All that leaves a site; ``contract`` and ``draws`` are hashes."""
 
     site: str
     study: str
     contract: str
     draws: str
     records: int
-    loo: dict[str, float] | None = None
+    loo: dict[str, float] | None = None  # sums over the records (`fedpdmc.assessment.loo.totals`)
+    # The p-values of posterior predictive checks by statistic, with the observed values if that was agreed.
     checks: dict[str, dict[str, float]] | None = None
+    # The site's influence on each reported parameter: see the functions `pull` and `without`.
     pull: dict[str, float] | None = None
-    without: dict[str, Any] | None = None
-    survival: dict[str, list[float]] | None = None
-    format: int = field(default=FORMAT)
+    without: Without | None = None
+    survival: dict[str, list[float]] | None = None  # the Kaplan-Meier estimate and the model's average survival
+    format: int = FORMAT
+
+    def __post_init__(self) -> None:
+        good = self.format == FORMAT and _printable(msgspec.structs.asdict(self))
+        good = good and (self.loo is None or set(self.loo) == LOO)
+        good = good and all("p" in one for one in (self.checks or {}).values())
+        if not good or (self.survival is not None and not _curves(self.survival)):
+            raise ValueError(f"a value of another kind than in format {FORMAT}")
 
     def write(self, path: str | Path) -> Path:
         """Write it as JSON, which can be read before it is sent, with few digits."""
-        path, told = Path(path), _rounded(asdict(self))
-        if told["without"] is not None:
-            told["without"] = _nan_as_null(told["without"])
-        path.write_text(json.dumps(told, indent=2) + "\n")
+        path, found = Path(path), _rounded(msgspec.structs.asdict(self))
+        path.write_text(json.dumps(found | {"without": _with_unknown(found["without"], None)}, indent=2) + "\n")
         return path
 
     @classmethod
@@ -142,87 +139,51 @@ class SiteAssessment:
         ------
         InputError
         """
-        remedy = "Give a file that `fedpdmc assess` has written."
         try:
-            told = json.loads(Path(path).read_text())
-            found = cls(**told | {"without": _null_as_nan(told.get("without"))})
-        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+            found = json.loads(Path(path).read_text())
+            return msgspec.convert(found | {"without": _with_unknown(found.get("without"), np.nan)}, cls)
+        except (
+            OSError,
+            ValueError,
+            TypeError,
+            AttributeError,
+            KeyError,
+            RecursionError,
+            msgspec.MsgspecError,
+        ) as error:
+            remedy = "Give a file that `fedpdmc assess` has written, of this version of fedpdmc."
             raise InputError("assessment", f"{path}: {str(error)[:200]}", remedy) from error
-        if found.format != FORMAT:
-            raise InputError("assessment", f"format {found.format!r}"[:80], f"This version of fedpdmc reads {FORMAT}.")
-        texts = (found.site, found.study, found.contract, found.draws)
-        good = all(isinstance(text, str) and text.isprintable() for text in texts) and type(found.records) is int
-        if not good or not _is_assessment(found):
-            raise InputError("assessment", f"{path}: a value of another kind than it should be", remedy)
-        return found
 
 
-def _is_assessment(told: SiteAssessment) -> bool:
-    """Whether the parts of a file from someone else are what their names say."""
-    without = told.without
-    return (
-        (told.loo is None or _numbers(told.loo) and set(told.loo) == LOO)
-        and (
-            told.checks is None
-            or isinstance(told.checks, dict)
-            and all(_numbers(one) and "p" in one for one in told.checks.values())
-        )
-        and (told.pull is None or _numbers(told.pull))
-        and (
-            without is None
-            or isinstance(without, dict)
-            and set(without) == {"mean", "sd", "k"}
-            and _numbers(without["mean"])
-            and _numbers(without["sd"])
-            and isinstance(without["k"], float)
-        )
-        and (told.survival is None or _curves(told.survival))
-    )
+def _printable(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(_printable(one) for item in value.items() for one in item)
+    return not isinstance(value, str) or value.isprintable()
 
 
-def _curves(told: Any) -> bool:
+def _curves(found: dict[str, list[float]]) -> bool:
     """Whether these are steps of a survival curve: increasing times, and survival between 0 and 1."""
-    if not isinstance(told, dict) or set(told) not in ({*STEP}, {*STEP, *MODEL}):
+    if set(found) not in ({*STEP}, {*STEP, *MODEL}) or not len({len(one) for one in found.values()}) == 1:
         return False
-    lists = [value for value in told.values() if isinstance(value, list) and len(value) < MOST_STEPS]
-    if len({len(value) for value in lists}) != 1 or len(lists) < len(told):
-        return False
-    if not all(isinstance(x, float) and 0 <= x < np.inf for value in lists for x in value):
-        return False
-    shares = [x for key in ("survival", *MODEL) for x in told.get(key, [])]
-    return all(a < b for a, b in itertools.pairwise([0.0, *told["time"]])) and max(shares, default=0.0) <= 1
+    numbers = np.array(list(found.values()), float)
+    good = numbers.shape[1] < MOST_STEPS and np.all((numbers >= 0) & (numbers < np.inf))
+    shares = [x for key in ("survival", *MODEL) for x in found.get(key, [])]
+    return bool(good) and bool(np.all(np.diff([0.0, *found["time"]]) > 0)) and max(shares, default=0.0) <= 1
 
 
-def _nan_as_null(without: dict[str, Any]) -> dict[str, Any]:
-    """Means and sds that are not known, as JSON has them."""
-    known = {part: {name: None if np.isnan(x) else x for name, x in without[part].items()} for part in ("mean", "sd")}
-    return without | known
+def _with_unknown(without: Any, shown: Any) -> Any:
+    """With means and sds that are not known, NaN here and null in a file, as ``shown``."""
+    if without is None:
+        return None
+    parts = {part: without[part].items() for part in ("mean", "sd")}
+    return without | {part: {k: shown if x is None or x != x else x for k, x in parts[part]} for part in parts}
 
 
-def _null_as_nan(without: Any) -> Any:
-    """The means and sds of a file, NaN where it has null."""
-    if not isinstance(without, dict):
-        return without
-    known = {
-        part: {name: np.nan if x is None else x for name, x in without[part].items()}
-        for part in ("mean", "sd")
-        if isinstance(without.get(part), dict)
-    }
-    return without | known
-
-
-def _numbers(told: Any) -> bool:
-    """Whether this is a dict of numbers by name."""
-    return isinstance(told, dict) and all(
-        isinstance(value, float) and isinstance(key, str) and key.isprintable() for key, value in told.items()
-    )
-
-
-def _rounded(told: Any, digits: int = DIGITS) -> Any:
+def _rounded(value: Any, digits: int = DIGITS) -> Any:
     """Numbers with the digits that are released; Pareto k is that of one record and has one."""
-    if isinstance(told, dict):
-        return {key: _rounded(value, 1 if key in ("k", "worst_k") else digits) for key, value in told.items()}
-    return round(told, digits) if isinstance(told, float) else told
+    if isinstance(value, dict):
+        return {key: _rounded(one, 1 if key in ("k", "worst_k") else digits) for key, one in value.items()}
+    return round(value, digits) if isinstance(value, float) else value
 
 
 def assess_site(
@@ -240,15 +201,10 @@ def assess_site(
     times: Sequence[float] = (),
     step: Callable[[float], None] = lambda share: check(),
 ) -> SiteAssessment:
-    """Assess a site's records under draws of the posterior.
+    """Assess a site's records, as `fedpdmc.study.read_records` gives them, under draws of the posterior.
 
     Parameters
     ----------
-    study : Study
-    site : str
-    records : DataFrame
-        As `fedpdmc.study.read_records` gives them.
-    draws : PublicDraws
     what : sequence of {"loo", "checks", "influence", "survival"}
     checks : sequence of str, optional
         Statistics of posterior predictive checks; the usual ones of the family if None.
@@ -256,7 +212,6 @@ def assess_site(
         Whether checks include the observed summary with its p-value.
     seed : int
         Of the replicated responses.
-    least_records : int
     controlled : bool
         Whether the draws come from someone who is not to learn of single records: then ``least_records`` is the least
         number of records, and the least effective number in whatever is released (`fedpdmc.assessment.at_site`).
@@ -264,24 +219,15 @@ def assess_site(
         Of survival curves; if empty those of the contract.
     step : callable
         Called between two blocks of records with the share of the work that is done.
-
-    Raises
-    ------
-    InputError
-        Other parameters than the study's, or too few records.
     """
     if draws.names != study.names:
-        raise InputError(
-            "posterior", f"parameters {', '.join(draws.names)}", f"The study has {', '.join(study.names)}."
-        )
+        found = f"parameters {', '.join(draws.names)}"
+        raise InputError("posterior", found, f"The study has {', '.join(study.names)}.")
     if study.coordinates(site) is not None:
         raise InputError("study", "a table [coordinates]", "Assessments need records that depend on all parameters.")
     if controlled and len(records) < least_records:
-        raise InputError(
-            f"records of {site!r}",
-            f"{len(records)} records",
-            f"At least {least_records} are needed: nothing is released.",
-        )
+        remedy = f"At least {least_records} are needed: nothing is released."
+        raise InputError(f"records of {site!r}", f"{len(records)} records", remedy)
     digest = draws.digest
     every = max(min(len(records) * len(draws.values) // MOST_NUMBERS, len(draws.values) // LEAST_DRAWS), 1)
     draws = draws._replace(values=draws.values[::every], efficiency=min(every * draws.efficiency, 1.0))
@@ -289,7 +235,9 @@ def assess_site(
     facts: dict[str, Any] = {}
     seen = pass_over(outcome, records, draws.efficiency, smooth="loo" in what, step=lambda x: step(x / 2))
     if controlled:
-        ReleaseControl(site, least_records).check(seen)
+        if what_few_carry := _carried_by_few(seen, least_records):
+            remedy = "Nothing is released. Is the posterior that of this study? With few records, assess with fewer "
+            raise InputError(f"records of {site!r}", what_few_carry, f"{remedy}--least-records.")
     if seen.records is not None:
         facts["loo"] = totals(seen.records)
     if "checks" in what:
@@ -306,15 +254,6 @@ def assess_site(
     return SiteAssessment(site, study.name, study.digest.hex(), digest, len(records), **facts)
 
 
-def same_draws(found: Sequence[SiteAssessment]) -> None:
-    """Check that all sites assessed the same study under the same draws, each once."""
-    if len({(one.contract, one.draws) for one in found}) > 1:
-        raise InputError("assessments", "different contracts or draws", "Give those of one study and one posterior.")
-    sites = [one.site for one in found]
-    if len(set(sites)) != len(sites):
-        raise InputError("assessments", "a site twice", "Give one of each site.")
-
-
 Draws = Mapping[str, np.ndarray]
 
 
@@ -329,7 +268,7 @@ def pull(log_likelihood: np.ndarray, draws: Draws) -> dict[str, float]:
     return {name: float(np.mean((x - x.mean()) * centred) / x.std()) for name, x in draws.items()}
 
 
-def without(log_likelihood: np.ndarray, draws: Draws, efficiency: float) -> dict[str, Any]:
+def without(log_likelihood: np.ndarray, draws: Draws, efficiency: float) -> Without:
     """Mean and sd of the posterior without these records, by importance weights ``1/L``, and Pareto k of the weights.
 
     Above a k of `HIGH_K` an average with these weights is not near its expectation for any practical number of draws:
@@ -359,56 +298,27 @@ def without(log_likelihood: np.ndarray, draws: Draws, efficiency: float) -> dict
 LARGEST_SHARE = 0.75
 
 
-class ReleaseControl:
-    """Refuses what few records carry.
-
-    Parameters
-    ----------
-    site : str
-        For errors.
-    least_records : int
-        The least effective number.
-    """
-
-    def __init__(self, site: str, least_records: int):
-        self._site, self._least = site, least_records
-
-    def check(self, seen: Pass) -> None:
-        """Refuse a release that too few records carry.
-
-        Raises
-        ------
-        InputError
-        """
-        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-            least = np.min(np.where(seen.squares == 0, np.inf, seen.size**2 / seen.squares))
-        self._number("the change of the likelihood from draw to draw", least)
-        self._number("the covariance with a parameter", np.min(effective_number(np.abs(seen.pulls))))
-        if np.isfinite(seen.pulls).all():
-            self._share("covariances with the parameters", share_of_leverage(largest_leverage(seen.pulls)))
-        loo = seen.records
-        if loo is None:
-            return
-        for what, one in (("elpd", loo.loo), ("waic", loo.waic)):
-            self._number(what, float(effective_number(np.abs(one))))
+def _carried_by_few(seen: Pass, least: int) -> str:
+    """What fewer than ``least`` effective records carry, or one of them alone; empty if there is nothing."""
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        changed = np.min(np.where(seen.squares == 0, np.inf, seen.size**2 / seen.squares))
+    numbers = {"the change of the likelihood from draw to draw": changed}
+    numbers["the covariance with a parameter"] = np.min(effective_number(np.abs(seen.pulls)))
+    shares = {}
+    if np.isfinite(seen.pulls).all():
+        shares["covariances with the parameters"] = share_of_leverage(largest_leverage(seen.pulls))
+    if (loo := seen.records) is not None:
+        numbers |= {what: effective_number(np.abs(one)) for what, one in (("elpd", loo.loo), ("waic", loo.waic))}
         for what, one in (("squares", loo.loo**2), ("parameters", np.abs(loo.within - loo.loo))):
             total = one.sum()
-            self._share(what, 0.0 if total == 0 else float(one.max() / total))
-
-    def _number(self, what: str, found: float) -> None:
-        if not found >= self._least:
-            self._refuse(f"{what}: {found:.3g} effective records contribute, where {self._least} are asked for")
-
-    def _share(self, what: str, found: float) -> None:
-        if not found <= LARGEST_SHARE:
-            self._refuse(f"{what}: one record has a share of {found:.3g}, above {LARGEST_SHARE:g}")
-
-    def _refuse(self, found: str) -> NoReturn:
-        raise InputError(
-            f"records of {self._site!r}",
-            found,
-            "Nothing is released. Is the posterior that of this study? With few records, assess with fewer --least-records.",
-        )
+            shares[what] = 0.0 if total == 0 else one.max() / total
+    for what, number in numbers.items():
+        if not number >= least:
+            return f"{what}: {float(number):.3g} effective records contribute, where {least} are asked for"
+    for what, largest in shares.items():
+        if not largest <= LARGEST_SHARE:
+            return f"{what}: one record has a share of {float(largest):.3g}, above {LARGEST_SHARE:g}"
+    return ""
 
 
 # What statistics are made of, added up over records with weights w; c is the observed mean.
@@ -428,9 +338,8 @@ def _variance(n, c, total, squares):
 
 def _skewness(n, c, total, squares, cubes):
     shift = total / n - c
-    return (cubes / n - 3 * shift * squares / n + 2 * shift**3) / np.maximum(
-        _variance(n, c, total, squares), 1e-300
-    ) ** 1.5
+    spread = np.maximum(_variance(n, c, total, squares), 1e-300) ** 1.5
+    return (cubes / n - 3 * shift * squares / n + 2 * shift**3) / spread
 
 
 def _share(n, c, count):
@@ -499,10 +408,9 @@ def predictive_checks(
     for name, (parts, of) in _statistics(outcome, names).items():
         one, many = (of(weights.sum(), centre, *(sums[part] for part in parts)) for sums in (seen, expected))
         tails = np.mean(many <= one[0]), np.mean(many >= one[0])
-        told = {"p": float(min(1.0, 2 * min(tails)))}
+        found[name] = {"p": float(min(1.0, 2 * min(tails)))}
         if values and name not in OF_ONE_RECORD:
-            told |= {"observed": float(one[0]), "replicated": float(many.mean()), "sd": float(many.std())}
-        found[name] = told
+            found[name] |= {"observed": float(one[0]), "replicated": float(many.mean()), "sd": float(many.std())}
     return found
 
 
@@ -518,7 +426,6 @@ def _statistics(outcome: Outcome, names: Sequence[str]) -> dict[str, tuple[tuple
 def _sums(
     outcome: Outcome, names: Sequence[str], y: np.ndarray, centre: float, events: np.ndarray | None, w: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """The parts of the statistics, of records (n, S)."""
     found = {}
     for part in {part for parts, _ in _statistics(outcome, names).values() for part in parts}:
         if part in PARTS:
@@ -536,9 +443,7 @@ def censoring_times(time: np.ndarray, died: np.ndarray, rng: np.random.Generator
     That law is the Kaplan-Meier estimate in which censoring is the event; beyond the last time at which somebody was
     censored, no response is.
     """
-    order, gone = np.unique(time[died == 0], return_counts=True)
-    at_risk = len(time) - np.searchsorted(np.sort(time), order, side="left")
-    left = np.cumprod(1 - gone / np.maximum(at_risk, 1))
+    order, left = kaplan_meier(time, died == 0)
     found, some = np.repeat(time[:, None].astype(float), sets, 1), np.flatnonzero(died > 0)
     later = np.searchsorted(order, time[some], side="left")[:, None]
     level = np.append(1.0, left)[later] * rng.random((len(some), sets))
@@ -546,3 +451,168 @@ def censoring_times(time: np.ndarray, died: np.ndarray, rng: np.random.Generator
     reached = np.maximum(np.searchsorted(-left, -level, side="left"), later)
     found[some] = np.append(order, np.inf)[reached]
     return found
+
+
+# Kaplan-Meier estimates and average survival curves.
+#
+# A site on a network releases an estimate at the contract's times, in steps. A time is left out, and its step becomes one
+# with the next, until the numbers of events and of censored records in the step, and the number still at risk after it, are
+# each zero or at least ``least``. Released are these numbers, the estimate at the end of each step with three decimals, and
+# the model's average survival over the site's records there. So no number is that of fewer than ``least`` records; that a
+# time is left out tells that one would have been. Posteriors that a coordinator makes up decide on the averages alone:
+# `Carried` controls them.
+
+# Decimal places of a released survival.
+DECIMALS = 3
+# Draws that average curves are made of, and times of a grid that nobody declared.
+CURVE_DRAWS, GRID = 500, 12
+
+
+class KaplanMeier(NamedTuple):
+    """The product-limit estimate ``Π (1 − d_i/n_i)`` over the times of events up to t."""
+
+    time: np.ndarray
+    survival: np.ndarray
+
+    def at(self, t: Any) -> np.ndarray:
+        """The estimate at times t."""
+        return np.append(1.0, self.survival)[np.searchsorted(self.time, t, side="right")]
+
+
+def kaplan_meier(time: np.ndarray, died: np.ndarray | None = None) -> KaplanMeier:
+    """The estimate from times and zeros where they are censored: after events of the same time. None: none is."""
+    time = np.asarray(time, float)
+    seen = time if died is None else time[np.asarray(died) > 0]
+    events, count = np.unique(seen, return_counts=True)
+    at_risk = len(time) - np.searchsorted(np.sort(time), events, side="left")
+    return KaplanMeier(events, np.cumprod(1 - count / np.maximum(at_risk, 1)))
+
+
+def times_and_events(outcome: Outcome, records: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+    """The records' times in the units of the table, and ones where they are those of events."""
+    response = outcome.response
+    died = outcome.own(records).get("died")
+    time = outcome.observed(records)[:, 0] * response.scale + response.center
+    return time, np.ones(len(time)) if died is None else died[:, 0]
+
+
+def observed_times(study: Study, tables: Mapping[str, pd.DataFrame]) -> tuple[np.ndarray, np.ndarray]:
+    """Times and events of the records of all sites."""
+    nowhere = np.zeros((1, len(study.names)))
+    pairs = [times_and_events(Outcome(study, nowhere, site), records) for site, records in tables.items()]
+    time, died = (np.concatenate(one) for one in zip(*pairs, strict=True))
+    return time, died
+
+
+def time_grid(time: np.ndarray, died: np.ndarray, size: int = GRID) -> tuple[float, ...]:
+    """Times of three digits, equally spaced up to the last event, or up to the last time if there is none."""
+    last = time[died > 0].max(initial=0.0) or time.max()
+    return tuple(sorted({float(f"{t:.3g}") for t in np.linspace(0, last, size + 1)[1:]}))
+
+
+def steps_of(time: np.ndarray, died: np.ndarray, grid: Sequence[float], least: int) -> dict[str, list[float]]:
+    """The steps of a Kaplan-Meier estimate whose numbers are zero or at least ``least``, by the names of `STEP`."""
+    curve, start, rows = kaplan_meier(time, died), 0.0, []
+    for end in grid:
+        inside = (time > start) & (time <= end)
+        counts = [float(np.sum(part)) for part in (time > start, inside & (died > 0), inside & (died == 0), time > end)]
+        if counts[0] and all(count == 0 or count >= least for count in counts[1:]):
+            rows.append([float(end), *counts[:3], round(float(curve.at(end)), DECIMALS)])
+            start = end
+    return dict(zip(STEP, np.asarray(rows).reshape(-1, len(STEP)).T.tolist(), strict=True))
+
+
+class Carried:
+    """Whether released averages are carried by enough records, at each of S draws and T times.
+
+    With draws far out an average survival is the share of the records on one side of a plane, and its change from time to
+    time, or from draw to draw, that of single records. So the effective number in both must be at least ``least``; a change
+    is let through that the released decimals do not show.
+    """
+
+    def __init__(self, least: int):
+        self.least = least
+        self._sums: np.ndarray | None = None
+
+    def add(self, place: int, of: int, change: np.ndarray) -> None:
+        """Changes of some records, (n, S), at a place among the ``of`` kinds and times."""
+        if self._sums is None:
+            self._sums = np.zeros((2, of, change.shape[1]))
+        self._sums[:, place] += [np.abs(change).sum(0), np.sum(change**2, 0)]
+
+    def enough(self, records: int) -> bool:
+        """Whether all changes are carried by enough of so many records."""
+        assert self._sums is not None
+        size, squares = self._sums
+        seen = ~(size / records < 10.0**-DECIMALS)
+        return bool(np.all(size[seen] ** 2 >= self.least * squares[seen]))
+
+
+def average_survival(
+    outcome: Outcome,
+    records: pd.DataFrame,
+    times: Sequence[float],
+    step: Callable[[float], None],
+    carried: Carried | None = None,
+) -> np.ndarray:
+    """Survival at each draw and time, averaged over the records: of shape (S, T)."""
+    total, done = np.zeros((len(outcome.draws), len(times))), 0
+    for block in outcome.blocks(records):
+        step(done / len(records))
+        done += len(block)
+        before: Any = 1.0
+        for j, time in enumerate(times):
+            now = outcome.expected(block, "survival", time)
+            total[:, j] += now.sum(0)
+            if carried is not None:
+                carried.add(2 * j, 2 * len(times), before - now)
+                carried.add(2 * j + 1, 2 * len(times), now - now.mean(1, keepdims=True))
+            before = now
+    return total / len(records)
+
+
+def site_survival(
+    outcome: Outcome,
+    records: pd.DataFrame,
+    times: Sequence[float],
+    level: float,
+    least: int | None,
+    step: Callable[[float], None],
+) -> dict[str, list[float]] | None:
+    """The steps of a site with the model's average survival, by the names of `STEP` and `MODEL`.
+
+    With ``least`` None nothing is withheld. Without `MODEL` if too few records carry the averages.
+    """
+    found = steps_of(*times_and_events(outcome, records), times, least or 0)
+    every = max(len(outcome.draws) // CURVE_DRAWS, 1)
+    outcome = Outcome(outcome.study, outcome.draws[::every], outcome.site)
+    carried = None if least is None else Carried(least)
+    if not found["time"]:
+        return found
+    curves = average_survival(outcome, records, found["time"], step, carried)
+    if carried is None or carried.enough(len(records)):
+        ends = np.quantile(curves, [(1 - level) / 2, (1 + level) / 2], axis=0)
+        found |= dict(zip(MODEL, np.round([curves.mean(0), *ends], DECIMALS).tolist(), strict=True))
+    return found
+
+
+def pooled(sites: Sequence[dict[str, list[float]]]) -> dict[str, list[float]]:
+    """The estimate of all sites from their steps: conditional survival from time to time, weighted by those at risk.
+
+    Exact where all sites have the same steps and nobody is censored within one. Between a site's own steps its hazard is
+    taken as constant, and a site whose steps have ended no longer counts.
+    """
+    sites = [one for one in sites if one["time"]]
+    time, survival, before, value = sorted({t for one in sites for t in one["time"]}), [], 0.0, 1.0
+    for t in time:
+        kept = []
+        for one in (one for one in sites if one["time"][-1] >= t):
+            ends = [0.0, *one["time"]]
+            left = one["at_risk"][-1] - one["events"][-1] - one["censored"][-1]
+            log = np.log(np.maximum([1.0, *one["survival"]], 1e-12))
+            ratio = np.exp(np.interp(t, ends, log) - np.interp(before, ends, log))
+            kept.append((float(np.interp(before, ends, [*one["at_risk"], left])), float(ratio)))
+        at_risk = sum(n for n, _ in kept)
+        value, before = value * (sum(n * q for n, q in kept) / at_risk if at_risk else 1.0), t
+        survival.append(value)
+    return {"time": time, "survival": survival}

@@ -67,22 +67,14 @@ def pointwise(log_density: np.ndarray, efficiency: float) -> Pointwise:
 
 
 class Changes(NamedTuple):
-    """What a pass over a block of records finds, of S draws, B records and d parameters.
+    """What a pass over a block of records finds, of S draws, B records and d parameters."""
 
-    Attributes
-    ----------
-    total, size, squares : array of shape (S,)
-        Sums over records of the log densities, and of sizes and squares of their changes from draw to draw.
-    pulls : array of shape (B, d)
-        Covariances of log densities and parameters.
-    loo, waic, within, weight : array of shape (B,)
-        As in `Pointwise`, without smoothing, and the largest weight over the average one.
-    """
-
+    # (S,): sums over records of the log densities, and of sizes and squares of their changes from draw to draw.
     total: Any
     size: Any
     squares: Any
-    pulls: Any
+    pulls: Any  # (B, d): covariances of log densities and parameters
+    # (B,): as in `Pointwise`, without smoothing, and the largest weight over the average one.
     loo: Any
     waic: Any
     within: Any
@@ -121,16 +113,7 @@ def pass_over(
 
     Records with a weight above `LARGE_WEIGHT`, and the `SMOOTHED` of the largest weights, are smoothed. Any other has a
     mean of weights within a factor of two of it: smoothing its tail changes the mean by less than its Monte Carlo error.
-
-    Parameters
-    ----------
-    outcome : Outcome
-    records : DataFrame
-    efficiency : float
-    smooth : bool
-        Whether pointwise accuracy is wanted.
-    step : callable
-        Called with the share that is done.
+    ``smooth``: whether pointwise accuracy is wanted. ``step`` is called with the share that is done.
     """
     n, centred = len(records), outcome.draws - outcome.draws.mean(0)
     found, smoothed = [], []

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fedpdmc.cli import after_run, network, privacy, study
+from fedpdmc.cli import network, privacy, study
 from fedpdmc.cli.runner import CHECK_FAILED, command
 from fedpdmc.console.interrupts import remains
 
@@ -20,7 +20,7 @@ app = typer.Typer(
 )
 app.add_typer(study.study_app, name="study")
 app.add_typer(study.model_app, name="model")
-app.add_typer(after_run.audit_app, name="audit")
+app.add_typer(study.audit_app, name="audit")
 app.add_typer(network.keys_app, name="keys")
 app.add_typer(privacy.privacy_app, name="privacy")
 app.add_typer(privacy.ledger_app, name="ledger")
@@ -54,14 +54,9 @@ def _demo(
     return 0 if run(out, seed=seed, check=check) else CHECK_FAILED
 
 
-command(app, "run")(study.run)
-command(app, "coordinator")(network.coordinator)
-command(app, "site")(network.site)
-command(app, "bundle")(network.bundle)
-command(app, "invite")(network.invite)
-command(app, "join")(network.join)
-command(app, "revoke")(network.revoke)
-command(app, "assess")(after_run.assess)
-command(app, "effects")(after_run.effects)
-command(app, "report")(after_run.report)
+for work in (
+    study.run, network.coordinator, network.site, network.bundle, network.invite, network.join, network.revoke,
+    study.assess, study.effects, study.report,
+):  # fmt: skip
+    command(app, work.__name__)(work)
 command(app, "flower-app")(network.flower_app)

@@ -301,14 +301,8 @@ class _KeysGroup(TyperGroup):
     """`fedpdmc keys FOLDER` is short for `fedpdmc keys make FOLDER`."""
 
     def parse_args(self, ctx, args):
-        return super().parse_args(ctx, self._with_command(args))
-
-    def resolve_command(self, ctx, args):
-        return super().resolve_command(ctx, self._with_command(args))
-
-    def _with_command(self, args):
         named = not args or args[0] in self.commands or args[0] == "--help"
-        return list(args) if named else ["make", *args]
+        return super().parse_args(ctx, args if named else ["make", *args])
 
 
 keys_app = typer.Typer(help="Make, request and sign the certificates of a study.", no_args_is_help=True, cls=_KeysGroup)

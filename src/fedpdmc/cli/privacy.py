@@ -4,15 +4,12 @@ import datetime
 import math
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from fedpdmc.cli.runner import command
 from fedpdmc.errors import InputError
-
-if TYPE_CHECKING:
-    from fedpdmc.privacy.ledger import Entry
 
 privacy_app = typer.Typer(help="Compute what a privacy budget costs and buys.", no_args_is_help=True)
 ledger_app = typer.Typer(help="Create and inspect a site's privacy ledger.", no_args_is_help=True)
@@ -23,7 +20,6 @@ Excess = Annotated[float | None, typer.Option(help="The excess rate. Leave it ou
 
 
 def _check_one(names: str, first: object, second: object) -> None:
-    """Check that exactly one of two related quantities is given; the other is computed."""
     if (first is None) == (second is None):
         raise InputError(names, "both or neither", "Give exactly one; the other is computed.")
 
@@ -89,16 +85,12 @@ def _run(
     _check_one("--observed, --epsilon", observed, epsilon)
     k = Sensitivity(k_2, k_2 * dim**0.5, k_2)
     if observed is not None:
-        found = run_epsilon(k, excess, observed, delta)
-        print(
-            f"epsilon = {found:.6g} at delta = {delta:g} for the whole run, if observed time is at most {observed:g}."
-        )
+        found = f"epsilon = {run_epsilon(k, excess, observed, delta):.6g} at delta = {delta:g}"
+        print(f"{found} for the whole run, if observed time is at most {observed:g}.")
     else:
         assert epsilon is not None
-        cap = run_cap(k, excess, epsilon, delta)
-        print(
-            f"observed time <= {cap:.6g} over all rounds and chains: epsilon = {epsilon:g} at delta = {delta:g} in total."
-        )
+        cap = f"observed time <= {run_cap(k, excess, epsilon, delta):.6g} over all rounds and chains"
+        print(f"{cap}: epsilon = {epsilon:g} at delta = {delta:g} in total.")
 
 
 @command(privacy_app, "plan")
@@ -165,6 +157,7 @@ def _show(
     dataset: Annotated[str | None, typer.Option(help="Show one data set only.")] = None,
 ) -> None:
     """Print a ledger's entries with the running total of epsilon, after checking its hash chain."""
+    from fedpdmc.privacy.accountant import spent_epsilon
     from fedpdmc.privacy.budget import default_path
     from fedpdmc.privacy.ledger import account_of, read
 
@@ -172,12 +165,13 @@ def _show(
     accounts = {entry.dataset: account_of(entry) for entry in entries if entry.kind == "account"}
     if dataset is not None and dataset not in accounts:
         raise InputError("--dataset", repr(dataset), f"The ledger has {', '.join(map(repr, accounts)) or 'none'}.")
-    print(
-        f"{'time':<20} {'data set':<16} {'study':<12} {'kind':<8} {'round':>6} {'observed':>10} {'running epsilon':>15}"
-    )
-    for entry in entries:
-        if dataset in (None, entry.dataset):
-            print(_line(entry, accounts))
+    line = "{:<20} {:<16} {:<12} {:<8} {:>6} {:>10} {:>15}".format
+    print(line("time", "data set", "study", "kind", "round", "observed", "running epsilon"))
+    for e in (entry for entry in entries if dataset in (None, entry.dataset)):
+        account, spent = accounts[e.dataset], 0.0
+        if e.spent > 0:
+            spent = spent_epsilon(account.bound, account.alpha, e.spent, account.delta)
+        print(line(_when(e.time), e.dataset, e.study, e.kind, e.round, f"{e.exposure:.4g}", f"{spent:.4g}"))
     for name, account in accounts.items():
         if dataset not in (None, name):
             continue
@@ -212,14 +206,3 @@ def _data_sets(
 
 def _when(seconds: float) -> str:
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
-
-
-def _line(entry: "Entry", accounts) -> str:
-    from fedpdmc.privacy.accountant import spent_epsilon
-
-    account = accounts[entry.dataset]
-    spent = spent_epsilon(account.bound, account.alpha, entry.spent, account.delta) if entry.spent > 0 else 0.0
-    return (
-        f"{_when(entry.time):<20} {entry.dataset:<16} {entry.study:<12} {entry.kind:<8} {entry.round:>6} "
-        f"{entry.exposure:>10.4g} {spent:>15.4g}"
-    )

@@ -97,19 +97,13 @@ def print_findings(findings: Iterable["Finding"]) -> list[str]:
 class _StandardErrorHandler(logging.StreamHandler):
     """Writes to the current standard error, so that log lines appear above a live progress display."""
 
-    @property
-    def stream(self):
-        """The current standard error."""
-        return sys.stderr
-
-    @stream.setter
-    def stream(self, _) -> None:
-        pass
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line."""
+        self.stream = sys.stderr
+        super().emit(record)
 
 
 class _WrappingFormatter(logging.Formatter):
-    """Wraps log lines to the width of the terminal."""
-
     def format(self, record: logging.LogRecord) -> str:
         """The record's text."""
         return wrapped(super().format(record), terminal_width(sys.stderr))
@@ -124,7 +118,6 @@ def log_to(path: Path | None) -> None:
     if path is None:
         return
     try:
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
         handler = _LogFileHandler(path, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise InputError("log-file", f"{error.strerror}: {path}", "Give a file that can be written.") from error
@@ -137,7 +130,8 @@ class _LogFileHandler(logging.handlers.WatchedFileHandler):
 
     def _open(self):
         """The file, created for this user only."""
-        return open(self.baseFilename, self.mode, encoding=self.encoding, errors=self.errors, opener=_private)
+        private = functools.partial(os.open, mode=0o600)
+        return open(self.baseFilename, self.mode, encoding=self.encoding, errors=self.errors, opener=private)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a line."""
@@ -149,10 +143,6 @@ class _LogFileHandler(logging.handlers.WatchedFileHandler):
     def handleError(self, record: logging.LogRecord) -> None:
         """Say on standard error that a line could not be written; the next one is tried again."""
         print(f"a line could not be written to {self.baseFilename}: {sys.exc_info()[1]}", file=sys.stderr)
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def _log_handler() -> logging.Handler:

@@ -1,10 +1,10 @@
 """Small data sets that ship with the package, as plain NumPy arrays."""
 
-import csv
 from dataclasses import dataclass
 from importlib.resources import files
 
 import numpy as np
+import polars as pl
 from jaxtyping import Float
 from numpy import ndarray
 
@@ -49,19 +49,12 @@ def indomethacin() -> Trial:
         none of whom had the outcome).
     """
     full = {"IU": "Indiana", "UM": "Michigan", "UK": "Kentucky", "Case": "Case Western"}
-    rows: dict[str, list[list[float]]] = {site: [] for site in full}
-    with files("fedpdmc.datasets").joinpath("indomethacin.csv").open(encoding="utf-8") as lines:
-        for record in csv.DictReader(line for line in lines if not line.startswith("#")):
-            rows[record["site"]].append(
-                [
-                    1.0,
-                    float(record["rx"] == "indomethacin"),
-                    float(record["risk"]) - RISK_CENTER,
-                    (float(record["age"]) - AGE_CENTER) / 10.0,
-                    float(record["gender"] == "male"),
-                    float(record["outcome"]),
-                ]
-            )
-    tables = {site: np.array(values) for site, values in rows.items()}
-    hospitals = tuple(Hospital(full[site], table[:, :-1].copy(), table[:, -1].copy()) for site, table in tables.items())
+    with files("fedpdmc.datasets").joinpath("indomethacin.csv").open("rb") as lines:
+        table = pl.read_csv(lines, comment_prefix="#")
+    site, drug, gender = (table[name].to_numpy() for name in ("site", "rx", "gender"))
+    risk, age, outcome = (table[name].to_numpy().astype(float) for name in ("risk", "age", "outcome"))
+    X = np.c_[
+        np.ones(len(table)), drug == "indomethacin", risk - RISK_CENTER, (age - AGE_CENTER) / 10.0, gender == "male"
+    ]
+    hospitals = tuple(Hospital(name, X[site == short], outcome[site == short]) for short, name in full.items())
     return Trial(hospitals, ("intercept", "indomethacin", "risk", "age", "male"))

@@ -30,8 +30,8 @@ from fedpdmc.members.site import Member, NotBent, own_part
 from fedpdmc.plan import Arrival, Plan
 from fedpdmc.potentials import ControlVariate
 from fedpdmc.privacy.accountant import AccountStatus
-from fedpdmc.privacy.declared_bounds import Bounds
 from fedpdmc.privacy.gaussian_mechanism import ShareTerms, from_sum
+from fedpdmc.privacy.sensitivity import Bounds
 from fedpdmc.sampling.engines.base import Federation
 from fedpdmc.whitening import Bend, Reference
 

@@ -28,7 +28,7 @@ from fedpdmc.enclosures import Interval, enclose
 from fedpdmc.errors import InputError, NoEnclosure
 from fedpdmc.models.model_file.evaluation import evaluate
 from fedpdmc.models.model_file.model import Model as FileModel
-from fedpdmc.models.model_file.program import FileColumn
+from fedpdmc.models.model_file.program import Source
 from fedpdmc.models.model_file.records import CONSTANTS, DESIGN, WEIGHTS, Layout, RecordModel, RecordSum
 from fedpdmc.potentials import (
     GaussianRecords,
@@ -44,18 +44,20 @@ from fedpdmc.potentials import (
 from fedpdmc.potentials.clipped_gradient_potential import ClippedRecords
 from fedpdmc.privacy.accountant import Sensitivity, up
 from fedpdmc.privacy.budget import Budget
-from fedpdmc.privacy.declared_bounds import ROUNDING, Bounds
-from fedpdmc.privacy.rounding_error_bound import (
+from fedpdmc.privacy.sensitivity import (
     FARTHEST,
     LARGEST_SHARE,
     LEVELS,
     MOST_SLOPE,
+    ROUNDING,
     STEEPEST,
     UNIT,
+    Bounds,
     Limits,
+    ModelFacts,
     gamma,
+    largest_row,
 )
-from fedpdmc.privacy.sensitivity import ModelFacts, largest_row
 
 LARGEST = 1e100  # of a response without a declared range: squares do not overflow
 BLOCK = 1024  # records whose derivatives are added at a time
@@ -85,26 +87,14 @@ def model_of(potential: Potential) -> ModelFacts:
         if isinstance(loss, Poisson):
             return ModelFacts("cox" if potential.diagonal else "poisson", potential.dim)
         if isinstance(loss, StudentT):
-            rows = max(potential.series, 1)
-            return ModelFacts(
-                "student_t",
-                potential.dim,
-                rows,
-                df=float(loss.df),
-                scale=float(loss.scale),
-                series=potential.series > 0,
-            )
+            numbers = {"df": float(loss.df), "scale": float(loss.scale), "series": potential.series > 0}
+            return ModelFacts("student_t", potential.dim, max(potential.series, 1), **numbers)
+    found = f"a {type(potential).__name__} whose records have no known sensitivity"
+    remedy = "Privacy budgets need a model of records from fedpdmc.models."
     if isinstance(potential, LinearUnknownScale):
-        raise InputError(
-            "Site(budget)",
-            "a linear regression with an unknown scale, whose gradient has no bound",
-            "Give a known scale: fedpdmc.models.linear(X, y, scale=...).",
-        )
-    raise InputError(
-        "Site(budget)",
-        f"a {type(potential).__name__} whose records have no known sensitivity",
-        "Privacy budgets need a model of records from fedpdmc.models.",
-    )
+        found = "a linear regression with an unknown scale, whose gradient has no bound"
+        remedy = "Give a known scale: fedpdmc.models.linear(X, y, scale=...)."
+    raise InputError("Site(budget)", found, remedy)
 
 
 @double_precision
@@ -113,24 +103,22 @@ def hold_to_bounds(potential: Potential, budget: Budget) -> Potential:
     inside = _clip(potential, budget.bounds)
     # A record of a Cox model is a point.
     terms = _arrays(inside)[1].sum() if model_of(inside).loss == "cox" else len(_arrays(inside)[0])
-    check_number(terms, budget.bounds)
-    check_inside(budget, lambda: _same(potential, inside))
+    _check_number(terms, budget.bounds)
+    pairs = zip(_arrays(potential), _arrays(inside), strict=True)
+    _check_inside(budget, all(np.array_equal(x, y) for x, y in pairs))
     return inside
 
 
-def check_number(records: float, bounds: Bounds) -> None:
-    """Refuse more records than declared."""
+def _check_number(records: float, bounds: Bounds) -> None:
     if records > bounds.most_records:
-        raise InputError(
-            "Site(budget)",
-            f"{records:.0f} records where at most {bounds.most_records} are declared",
-            "Declare Bounds(most_records=...): it must be known without the records.",
-        )
+        found = f"{records:.0f} records where at most {bounds.most_records} are declared"
+        remedy = "Declare Bounds(most_records=...): it must be known without the records."
+        raise InputError("Site(budget)", found, remedy)
 
 
-def check_inside(budget: Budget, unchanged: Callable[[], bool]) -> None:
+def _check_inside(budget: Budget, unchanged: bool) -> None:
     """Refuse records that clipping has changed, unless the budget allows it."""
-    if budget.on_violation == "refuse" and not unchanged():
+    if budget.on_violation == "refuse" and not unchanged:
         raise InputError(
             "Site(budget)",
             "records outside the declared bounds",
@@ -146,9 +134,8 @@ def _clip(potential: Potential, bounds: Bounds) -> Potential:
         assert source is not None
         share = None if source.share is None else np.minimum(source.share, bounds.weight)
         if source.design is None and share is not None:
-            raise InputError(
-                "Site(budget)", "weights of gaussian_mean", "Use fedpdmc.models.linear with a column of ones."
-            )
+            remedy = "Use fedpdmc.models.linear with a column of ones."
+            raise InputError("Site(budget)", "weights of gaussian_mean", remedy)
         if source.design is None:
             return Quadratic.of_records(GaussianRecords(None, bounds.clip_rows(source.response), source.weight))
         response = bounds.clip_values("outcome", source.response)
@@ -166,10 +153,9 @@ def _clip(potential: Potential, bounds: Bounds) -> Potential:
         # Without a declared range: small enough that squares do not overflow.
         response = np.clip(bounds.clip_values("outcome", response), -LARGEST, LARGEST)
     low, high = bounds.offset or (0.0, 0.0)
-    arrays = (jnp.asarray(x) for x in (design, response, np.clip(offset, low, high)))
+    arrays = {"design": design, "response": response, "offset": np.clip(offset, low, high)}
     weight = None if potential.weight is None else jnp.minimum(potential.weight, bounds.weight)
-    arrays = dict(zip(("design", "response", "offset"), arrays, strict=True))
-    return dataclasses.replace(potential, **arrays, weight=weight)
+    return dataclasses.replace(potential, **{key: jnp.asarray(x) for key, x in arrays.items()}, weight=weight)
 
 
 def _arrays(potential: Potential) -> list[np.ndarray]:
@@ -182,10 +168,6 @@ def _arrays(potential: Potential) -> list[np.ndarray]:
     assert isinstance(potential, LinearPredictor)
     own = (potential.design, potential.response, potential.offset, potential.weight)
     return [np.asarray(x) for x in own if x is not None]
-
-
-def _same(one: Potential, other: Potential) -> bool:
-    return all(np.array_equal(x, y) for x, y in zip(_arrays(one), _arrays(other), strict=True))
 
 
 def fingerprint(potential: Potential) -> str:
@@ -206,10 +188,8 @@ def file_bounds(model: RecordModel, budget: Budget) -> RecordBounds:
             f"{budget.neighbours!r} with a model file",
             "Use 'replace' or 'add-remove': a model file does not say which columns are outcomes.",
         )
-    constants = tuple(
-        (name, np.shape(value), tuple(np.ravel(np.asarray(value)).tolist()))
-        for name, value in sorted(model.data[CONSTANTS].items())
-    )
+    numbers = ((name, np.asarray(value)) for name, value in sorted(model.data[CONSTANTS].items()))
+    constants = tuple((name, value.shape, tuple(value.ravel().tolist())) for name, value in numbers)
     found = record_bounds(function.model, function.width, json.dumps(budget.bounds.describe()), constants)
     weight = budget.bounds.weight
     return found._replace(gradient=up(weight * found.gradient), hessian=up(weight * found.hessian))
@@ -231,25 +211,31 @@ def file_sensitivity(model: RecordModel, budget: Budget) -> tuple[tuple[float, f
 @double_precision
 def file_derivatives(model: RecordModel, budget: Budget, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Sums over records of clipped gradients and Hessians."""
-    bounds, n = file_bounds(model, budget), model.records
-    most = budget.bounds.most_records
+    bounds, most = file_bounds(model, budget), budget.bounds.most_records
     limits = jnp.asarray([*bounds[:2], *(grid(bound, most) for bound in bounds[:2])])
     gradient, hessian = np.zeros(len(x)), np.zeros((len(x), len(x)))
-    for begin in range(0, n, BLOCK):
-        rows = np.minimum(np.arange(begin, begin + BLOCK), n - 1)
-        data = {
-            key: value if key == CONSTANTS else jnp.asarray(np.asarray(value)[rows])
-            for key, value in model.data.items()
-        }
-        data[WEIGHTS] = data[WEIGHTS] * jnp.asarray((np.arange(begin, begin + BLOCK) < n).astype(float))
+    cut = _cut_records(model, BLOCK, model.records)
+    for k in range(len(cut[WEIGHTS])):
+        data = {key: value[k] for key, value in cut.items()} | {CONSTANTS: model.data[CONSTANTS]}
         one, two = _block(model.function, bounds.convex, jnp.asarray(x), data, limits)
         gradient, hessian = gradient + np.asarray(one), hessian + np.asarray(two)
     return gradient, hessian
 
 
+def _cut_records(model: RecordModel, size: int, count: int) -> dict[str, Any]:
+    """Blocks of records, filled up to ``count`` and whole blocks with copies of the last record, which have no weight."""
+    places = np.arange(-(-count // size) * size)
+
+    def cut(value) -> Any:
+        array = np.asarray(value)[np.minimum(places, model.records - 1)]
+        return jnp.asarray(array.reshape(-1, size, *array.shape[1:]))
+
+    data = {key: cut(value) for key, value in model.data.items() if key != CONSTANTS}
+    return data | {WEIGHTS: data[WEIGHTS] * jnp.asarray((places < model.records).astype(float).reshape(-1, size))}
+
+
 @eqx.filter_jit
 def _block(function: Any, convex: bool, x, data: dict[str, Any], limits):
-    """The sums over one block of records."""
     own = _Block(function, x, data)
 
     def of_one(z, covariates, row):
@@ -264,9 +250,13 @@ def _block(function: Any, convex: bool, x, data: dict[str, Any], limits):
     return held(own.gradients(), limits[0], limits[2]), held(second, limits[1], limits[3])
 
 
-def record_gradients(function: Any, x, data: dict[str, Any]):
-    """The gradient of each record in the model's own parameters, of shape (n, d)."""
-    return _Block(function, x, data).gradients()
+def _loss(source: Source, z, values: dict[str, Any]):
+    """F of one record with predictors and parameters z, and these values of columns and constants."""
+    begin, values = 0, dict(values)
+    for one in (*source.predictors, *source.parameters):
+        values[one.name] = jnp.reshape(z[begin : begin + one.type.size], one.type.shape)
+        begin += one.type.size
+    return evaluate(source.likelihood, values)[""]
 
 
 class _Block:
@@ -284,11 +274,7 @@ class _Block:
 
     def loss(self, z, row):
         """F of one record."""
-        values, begin = {**self.constants, **row}, 0
-        for one in (*self.source.predictors, *self.source.parameters):
-            values[one.name] = jnp.reshape(z[begin : begin + one.type.size], one.type.shape)
-            begin += one.type.size
-        return evaluate(self.source.likelihood, values)[""]
+        return _loss(self.source, z, {**self.constants, **row})
 
     def jacobian(self, covariates):
         """``∂z/∂x`` transposed, of one record."""
@@ -318,7 +304,7 @@ def clip_and_add(weights, parts, bound, q):
 def hold_file_to_bounds(model: RecordModel, budget: Budget) -> RecordModel:
     """The records within the declared bounds: records outside are clipped, or refused."""
     bounds: Bounds = budget.bounds
-    check_number(model.records, bounds)
+    _check_number(model.records, bounds)
     # Missing declarations are reported before the records are examined.
     file_bounds(model, budget)
     # Derivatives do not show a jump: a release would omit it, and a walk would pass over it.
@@ -330,7 +316,7 @@ def hold_file_to_bounds(model: RecordModel, budget: Budget) -> RecordModel:
     for name, ends in (bounds.columns or {}).items():
         if name in data:
             data[name] = jnp.asarray(np.clip(np.asarray(data[name]), *ends))
-    check_inside(budget, lambda: all(np.array_equal(data[key], model.data[key]) for key in data if key != CONSTANTS))
+    _check_inside(budget, all(np.array_equal(data[key], model.data[key]) for key in data if key != CONSTANTS))
     return RecordModel(model.function, data, model.dim, model.names, model.constrain)
 
 
@@ -362,50 +348,24 @@ class RecordBounds(NamedTuple):
         return 2 * self.gradient, (math.sqrt(2) if self.convex else 2) * self.hessian
 
 
-class RecordBox(NamedTuple):
-    """The box of z and of columns that are numbers, and the values of columns that are levels."""
-
-    low: np.ndarray
-    high: np.ndarray
-    weights: np.ndarray
-    columns: tuple[FileColumn, ...]
-    levels: tuple[FileColumn, ...]
-
-
 @functools.lru_cache(32)
 @double_precision
 def record_bounds(model: FileModel, width: int, declared: str, constants: tuple = ()) -> RecordBounds:
     """Bounds on a record's derivatives over everything that the declared bounds allow.
 
-    Parameters
-    ----------
-    model : FileModel
-    width : int
-        Columns of the linear predictors' X.
-    declared : str
-        `Bounds.describe` as JSON: bounds on X, the columns and the parameters.
-    constants : tuple
-        Names, shapes and values of the contract's numbers.
-
-    Raises
-    ------
-    InputError
-        A bound is not declared, or a derivative has no bound.
+    ``width`` is the number of columns of X, ``declared`` is `Bounds.describe` as JSON, and ``constants`` are names, shapes
+    and values of the contract's numbers. Refused if a bound is not declared, or a derivative has none.
     """
     bounds = Bounds(**json.loads(declared))
     given = {name: np.asarray(values).reshape(shape) for name, shape, values in constants}
-    domain = _domain(model, bounds, width)
-    search = _Search(model, domain, given)
+    search = _Search(model, bounds, width, given)
     try:
         found = [search.largest(order) for order in (1, 2)]
     except NoEnclosure as error:
         raise InputError("Site(budget)", f"a model file whose derivatives have no bounds: {error}", REMEDY) from error
     if not all(map(math.isfinite, found)):
-        raise InputError(
-            "Site(budget)",
-            f"a model whose derivative by {', '.join(search.unbounded())} has no bound for one record",
-            REMEDY,
-        )
+        words = f"a model whose derivative by {', '.join(search.unbounded())} has no bound for one record"
+        raise InputError("Site(budget)", words, REMEDY)
     return RecordBounds(_round_up(found[0]), _round_up(found[1]), search.convex(found[1]))
 
 
@@ -416,57 +376,51 @@ def _round_up(value: float) -> float:
     return up(math.ceil(value / cell) * cell)
 
 
-def _domain(model: FileModel, bounds: Bounds, width: int) -> RecordBox:
-    """The box of z and the columns, from the declared bounds."""
-    source = model.source
-    predictors = sum(one.type.size for one in source.predictors)
-    dim = predictors * width + sum(one.type.size for one in source.parameters)
-    region = bounds.sizes("region", dim)
-    if region is None:
-        raise InputError("Bounds(region)", "none for a model file", "Declare region=..., a bound on the parameters.")
-    reach, weight = np.zeros(predictors), 0.0
-    if predictors:
-        if bounds.norm is None and bounds.box is None:
-            raise InputError("Bounds", "no bound on the covariates", "Declare norm=... or box=..., or both.")
-        rows = region[: predictors * width].reshape(predictors, width)
-        box = bounds.sizes("box", width)
-        by_box = np.full(predictors, np.inf) if box is None else rows @ box
-        by_norm = np.inf if bounds.norm is None else bounds.norm * np.linalg.norm(rows, axis=1)
-        reach = np.minimum(by_box, by_norm) * (1 + 4 * ROUNDING)
-        weight = largest_row(bounds, np.eye(width)).k_2 ** 2
-    numbers = tuple(one for one in source.columns if one.domain != "index" and one.domain not in KNOWN)
-    levels = tuple(one for one in source.columns if one not in numbers)
-    if any(one.type.shape for one in levels) or source.group is not None:
-        raise InputError("Site(budget)", "a model of groups of rows", "Budgets need one row for each record.")
-    ends = [_declared_range(one, bounds) for one in numbers]
-    high = np.concatenate([reach, region[predictors * width :], [end for _, end in ends]])
-    low = np.concatenate([-reach, -region[predictors * width :], [begin for begin, _ in ends]])
-    weights = np.concatenate([np.full(predictors, weight), np.ones(dim - predictors * width)])
-    return RecordBox(low, high, weights, numbers, levels)
-
-
-def _declared_range(column: FileColumn, bounds: Bounds) -> tuple[float, float]:
-    if column.name not in (bounds.columns or {}):
-        raise InputError(
-            f"Bounds(columns: {column.name})",
-            "none for a column of a model file",
-            "Declare the range of its values: columns={" + repr(column.name) + ": (low, high)}.",
-        )
-    return bounds.columns[column.name]
-
-
 class _Search:
     """Branch and bound for one model: the functions that it needs, compiled once."""
 
-    def __init__(self, model: FileModel, domain: RecordBox, constants: dict[str, np.ndarray]):
-        self.model, self.domain, self.constants = model, domain, constants
-        self.size = len(domain.weights)
-        values = [range(one.levels) if one.domain == "index" else (0, 1) for one in domain.levels]
+    def __init__(self, model: FileModel, bounds: Bounds, width: int, constants: dict[str, np.ndarray]):
+        self.model, self.constants = model, constants
+        self._set_box(bounds, width)
+        values = [range(one.levels) if one.domain == "index" else (0, 1) for one in self.level_columns]
         if math.prod(len(one) for one in values) > MOST_LEVELS:
             raise InputError("Site(budget)", f"more than {MOST_LEVELS} combinations of levels", "Merge levels.")
         every = list(itertools.product(*values))
         self.levels = np.array(every, float).reshape(len(every), len(values))
         self._made = {order: self._functions(order) for order in (1, 2)}
+
+    def _set_box(self, bounds: Bounds, width: int) -> None:
+        """The box of z and of columns that are numbers, from the declared bounds, and the columns that are levels."""
+        source = self.model.source
+        predictors = sum(one.type.size for one in source.predictors)
+        dim = predictors * width + sum(one.type.size for one in source.parameters)
+        region = bounds.sizes("region", dim)
+        if region is None:
+            remedy = "Declare region=..., a bound on the parameters."
+            raise InputError("Bounds(region)", "none for a model file", remedy)
+        reach, weight = np.zeros(predictors), 0.0
+        if predictors:
+            if bounds.norm is None and bounds.box is None:
+                raise InputError("Bounds", "no bound on the covariates", "Declare norm=... or box=..., or both.")
+            rows = region[: predictors * width].reshape(predictors, width)
+            box = bounds.sizes("box", width)
+            by_box = np.full(predictors, np.inf) if box is None else rows @ box
+            by_norm = np.inf if bounds.norm is None else bounds.norm * np.linalg.norm(rows, axis=1)
+            reach = np.minimum(by_box, by_norm) * (1 + 4 * ROUNDING)
+            weight = largest_row(bounds, np.eye(width)).k_2 ** 2
+        numbers = tuple(one for one in source.columns if one.domain != "index" and one.domain not in KNOWN)
+        levels = tuple(one for one in source.columns if one not in numbers)
+        if any(one.type.shape for one in levels) or source.group is not None:
+            raise InputError("Site(budget)", "a model of groups of rows", "Budgets need one row for each record.")
+        declared = bounds.columns or {}
+        for one in numbers:
+            if one.name not in declared:
+                remedy = f"Declare the range of its values: columns={{{one.name!r}: (low, high)}}."
+                raise InputError(f"Bounds(columns: {one.name})", "none for a column of a model file", remedy)
+        self.high = np.concatenate([reach, region[predictors * width :], [declared[one.name][1] for one in numbers]])
+        self.low = np.concatenate([-reach, -region[predictors * width :], [declared[one.name][0] for one in numbers]])
+        self.weights = np.concatenate([np.full(predictors, weight), np.ones(dim - predictors * width)])
+        self.size, self.columns, self.level_columns = len(self.weights), numbers, levels
 
     def largest(self, order: int) -> float:
         """The bound on the norm of the gradient (order one) or the Hessian (two), on all levels."""
@@ -475,7 +429,7 @@ class _Search:
     def _boxes(self) -> tuple[np.ndarray, np.ndarray]:
         """A box for each combination of levels; its sides along the levels have no length."""
         levels = self.levels
-        ends = (np.tile(end, (len(levels), 1)) for end in (self.domain.low, self.domain.high))
+        ends = (np.tile(end, (len(levels), 1)) for end in (self.low, self.high))
         low, high = (np.concatenate([end, levels], 1) for end in ends)
         return low, high
 
@@ -483,7 +437,7 @@ class _Search:
         """Whether f is a convex function of one predictor alone, by enclosures of its second derivative."""
         if self.size != 1 or not self.model.source.predictors:
             return False
-        split, room = len(self.domain.low), FLAT * bound / self.domain.weights[0]
+        split, room = len(self.low), FLAT * bound / self.weights[0]
 
         def below(low, high):
             found = self._enclose(2, low[:split], high[:split], low[split:])
@@ -497,7 +451,7 @@ class _Search:
         source, names = self.model.source, []
         for one in (*source.predictors, *source.parameters):
             names += [one.name] * one.type.size
-        box, bad = (jnp.asarray(self.domain.low), jnp.asarray(self.domain.high)), set[str]()
+        box, bad = (jnp.asarray(self.low), jnp.asarray(self.high)), set[str]()
         sizes = jax.jit(lambda levels: self._magnitudes(1, *box, levels))
         for levels in self.levels:
             found = np.asarray(sizes(jnp.asarray(levels)))
@@ -509,13 +463,9 @@ class _Search:
 
         def f(z, numbers, levels):
             values: dict[str, Any] = dict(self.constants)
-            begin = 0
-            for one in (*self.model.source.predictors, *self.model.source.parameters):
-                values[one.name] = jnp.reshape(z[begin : begin + one.type.size], one.type.shape)
-                begin += one.type.size
-            for part, given in ((self.domain.columns, numbers), (self.domain.levels, levels)):
+            for part, given in ((self.columns, numbers), (self.level_columns, levels)):
                 values |= {one.name: given[k].astype(one.type.dtype) for k, one in enumerate(part)}
-            return evaluate(self.model.source.likelihood, values)[""]
+            return _loss(self.model.source, z, values)
 
         return jax.grad(f) if order == 1 else jax.hessian(f)
 
@@ -529,12 +479,12 @@ class _Search:
 
     def _norm(self, order: int, sizes):
         """The norm in coefficients and parameters, from the derivatives with respect to z."""
-        weights = jnp.asarray(self.domain.weights)
+        weights = jnp.asarray(self.weights)
         weights = weights if order == 1 else weights[:, None] * weights
         return jnp.sqrt(jnp.sum(weights * sizes**2)) * (1 + 1e-12)
 
     def _functions(self, order: int):
-        split = len(self.domain.low)
+        split = len(self.low)
 
         def upper(low, high):
             return self._norm(order, self._magnitudes(order, low[:split], high[:split], low[split:]))
@@ -559,18 +509,10 @@ def supremum(
     high: Boxes,
     most: int = MOST_BOXES,
 ) -> float:
-    """An upper bound on ``value`` over the union of boxes; infinite if none is found.
+    """An upper bound on ``value`` over the union of boxes with corners (k, n); infinite if none is found.
 
-    Parameters
-    ----------
-    upper : callable
-        Maps corners of shape (`BATCH`, n) to bounds on the values in the boxes between them, of shape (`BATCH`,).
-    value : callable
-        Maps points of shape (`BATCH`, n) to values.
-    low, high : arrays of shape (k, n)
-        Corners of the boxes.
-    most : int
-        Maximum number of boxes.
+    ``upper`` maps corners of shape (`BATCH`, n) to bounds on the values in the boxes between them, ``value`` points to
+    values. There are at most ``most`` boxes.
     """
     width = np.maximum((high - low).max(0), 1e-300)
     bounds, found = _bound_boxes(upper, value, low, high)
@@ -593,7 +535,6 @@ def supremum(
 
 
 def _halves(low: Boxes, high: Boxes, width: np.ndarray) -> tuple[tuple[Boxes, Boxes], tuple[Boxes, Boxes]]:
-    """The two halves of each box, split along the side that is longest relative to the whole."""
     side = np.argmax((high - low) / width, 1)
     rows = np.arange(len(low))
     middle = 0.5 * (low[rows, side] + high[rows, side])
@@ -674,9 +615,8 @@ def file_limits(model: RecordModel, budget: Budget, scale: np.ndarray, known: Se
 
 def file_ceiling(model: RecordModel, budget: Budget, scale: np.ndarray) -> float:
     """The largest ``c_i``: a bound on the records' rate per unit of speed, whatever they are."""
-    return up(
-        budget.bounds.most_records * longest(model, budget) * float(np.linalg.norm(scale, axis=0).max()) * (1 + 1e-8)
-    )
+    widest = float(np.linalg.norm(scale, axis=0).max())
+    return up(budget.bounds.most_records * longest(model, budget) * widest * (1 + 1e-8))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -691,7 +631,7 @@ class ClippedSum:
         """The sum, by blocks of records."""
 
         def add(total, block):
-            parts = record_gradients(self.function, x, {**block, **data["same"]})
+            parts = _Block(self.function, x, {**block, **data["same"]}).gradients()
             return total + clip_and_add(block[WEIGHTS], parts, self.bound, self.unit), None
 
         return jax.lax.scan(add, jnp.zeros(x.shape), data["blocks"])[0]
@@ -700,20 +640,7 @@ class ClippedSum:
 @double_precision
 def clipped_records(model: RecordModel, budget: Budget) -> ClippedRecords:
     """The records as a private site walks with them: padded to the declared maximum, so that all shapes are public."""
-    bound, most, n = file_bounds(model, budget).gradient, budget.bounds.most_records, model.records
-    blocks = -(-most // WALK_BLOCK)
-    rows = np.minimum(np.arange(blocks * WALK_BLOCK), n - 1)
-
-    def cut(value):
-        array = np.asarray(value)[rows]
-        return jnp.asarray(array.reshape(blocks, WALK_BLOCK, *array.shape[1:]))
-
-    data = {key: cut(value) for key, value in model.data.items() if key != CONSTANTS}
-    data[WEIGHTS] = data[WEIGHTS] * jnp.asarray(
-        (np.arange(blocks * WALK_BLOCK) < n).astype(float).reshape(blocks, WALK_BLOCK)
-    )
-    whole = {"blocks": data, "same": {CONSTANTS: model.data[CONSTANTS]}}
-    total = most * longest(model, budget)
-    return ClippedRecords(
-        ClippedSum(model.function, bound, grid(bound, most)), whole, jnp.asarray(total), model.dim or 0
-    )
+    bound, most = file_bounds(model, budget).gradient, budget.bounds.most_records
+    whole = {"blocks": _cut_records(model, WALK_BLOCK, most), "same": {CONSTANTS: model.data[CONSTANTS]}}
+    total, gradient = most * longest(model, budget), ClippedSum(model.function, bound, grid(bound, most))
+    return ClippedRecords(gradient, whole, jnp.asarray(total), model.dim or 0)

@@ -55,7 +55,6 @@ from fedpdmc.privacy.accountant import (
 )
 from fedpdmc.privacy.budget import Budget
 from fedpdmc.privacy.budget_planning import MOST_CELLS, ONE_SHOT, REFERENCE, Schedule, cells, most_passes, steepness
-from fedpdmc.privacy.declared_bounds import Bounds
 from fedpdmc.privacy.gaussian_mechanism import (
     MODULUS,
     ShareTerms,
@@ -69,19 +68,18 @@ from fedpdmc.privacy.gaussian_mechanism import (
     share,
 )
 from fedpdmc.privacy.ledger import FAULT, Account, Ledger, LedgerRequest, Reply
-from fedpdmc.privacy.rounding_error_bound import (
+from fedpdmc.privacy.sensitivity import (
     COX_REGION,
     LARGEST_SHARE,
-    Limits,
-    gradient_rounding,
-    hessian_rounding,
-    limits,
-)
-from fedpdmc.privacy.sensitivity import (
     NEIGHBOURS,
+    Bounds,
+    Limits,
     ModelFacts,
     averaged_sensitivity,
     derivative_sensitivity,
+    gradient_rounding,
+    hessian_rounding,
+    limits,
     sensitivity,
 )
 
@@ -109,125 +107,6 @@ class PlanArrays(NamedTuple):
     velocity: np.ndarray
 
 
-class PlanLimits:
-    """Limits on the plans of one run.
-
-    Parameters
-    ----------
-    site : Site
-        With a budget.
-    opening : Opening
-
-    Attributes
-    ----------
-    rounding : Limits
-        The largest distance of plans, and the sensitivity including rounding.
-    excess : float
-        The rate ρ that the site adds to each coordinate.
-    """
-
-    def __init__(self, site: Site, opening: Opening):
-        assert isinstance(site.budget, Budget)
-        self.site, self.budget, self.dynamics = site, site.budget, opening.dynamics
-        # The rows of S, and the centre, of the site's own parameters, over the coordinates that it is sent.
-        columns = local_columns(site, opening)
-        rows, center = np.asarray(opening.reference.matrix), np.asarray(opening.reference.center)
-        if site.coordinates is not None:
-            rows, center = rows[site.coordinates], center[site.coordinates]
-        self._rows, self._center = rows if columns is None else rows[:, columns], center
-        self._model = site.model if isinstance(site.model, RecordModel) else model_of(site.potential)
-        # Rounding makes the sensitivity, and hence the excess rate, at most a tenth larger.
-        if isinstance(self._model, RecordModel):
-            known = file_change(self._model, self.budget, self._rows)
-            excess = 1.1 * self.budget.excess_for(known, opening.private_sites)
-            self.rounding: Limits = file_limits(self._model, self.budget, self._rows, known, excess)
-        else:
-            terms = (self._model, self.budget.bounds, self.budget.neighbours)
-            known = sensitivity(*terms, self._rows)
-            excess = 1.1 * self.budget.excess_for(known, opening.private_sites)
-            self.rounding = limits(*terms, self._rows, center, known, excess)
-        self.excess = self.budget.excess_for(self.rounding.sensitivity, opening.private_sites)
-        # Norms of the control variate's whitened Hessian and of its slope at the centre.
-        control = whitened_control(site, opening)
-        parts = () if control is None else (control.precision, control.linear)
-        self._control = tuple(float(np.linalg.norm(np.asarray(x))) for x in parts) or (0.0, 0.0)
-
-    @property
-    def dim(self) -> int:
-        """Whitened coordinates that the site is sent."""
-        return self._rows.shape[1]
-
-    @property
-    def region(self) -> np.ndarray | None:
-        """The region of the site's own parameters."""
-        dim = self._rows.shape[0]
-        declared = self.budget.bounds.sizes("region", dim)
-        if isinstance(self._model, ModelFacts) and self._model.loss == "cox":
-            return np.minimum(COX_REGION, np.full(dim, COX_REGION) if declared is None else declared)
-        return declared
-
-    def check_shape(self, plan: PlanArrays) -> None:
-        """Refuse arrays that are not a plan of these dynamics."""
-        numbers = (plan.start, plan.duration, plan.velocity)
-        finite = all(np.max(np.abs(x), initial=0.0) <= LARGEST for x in numbers)
-        if not finite or np.any(plan.duration < 0) or np.any(plan.number < 0) or plan.start.shape[1] != self.dim:
-            raise PlanRefused(f"site {self.site.name!r}: not a valid plan (code BAD_PLAN).")
-        if self.dynamics.unit_speed and np.any(np.abs(plan.velocity[plan.duration > 0]) != 1.0):
-            raise PlanRefused(f"site {self.site.name!r}: a velocity is neither −1 nor 1 (code BAD_SPEED).")
-
-    def check_path(self, plan: PlanArrays, starts: np.ndarray) -> int:
-        """Refuse paths that the guarantee does not cover; returns a limit on the passes of a walk along this one.
-
-        ``starts`` are the positions at which segments start, of shape (C, S, d).
-        """
-        where = self._parameters(plan, starts)
-        if (region := self.region) is not None and not np.all(where <= region):
-            raise PlanRefused(
-                f"site {self.site.name!r}: the path leaves the region for which its sensitivity was declared (code REGION). "
-                "Declare a wider one, or start nearer to the posterior."
-            )
-        walked, rotating, rounding = (plan.duration > 0)[..., None], self.dynamics.flow.rotating, self.rounding
-        a, v = np.where(walked, starts, 0.0), np.where(walked, plan.velocity, 0.0)
-        reached = np.abs(a) + np.abs(v) * plan.duration[..., None]
-        reached = np.minimum(reached, np.hypot(a, v)) if rotating else reached
-        farthest = np.linalg.norm(reached, axis=-1).max(1, initial=0.0)
-        speed = np.linalg.norm(v, axis=-1).max(1, initial=0.0)
-        curvature, slope = self._control
-        steepest = curvature * farthest + slope
-        near = np.all(farthest <= rounding.distance) and np.all(steepest <= rounding.slope)
-        if not (near and np.all(speed <= FASTEST)):
-            raise PlanRefused(
-                f"site {self.site.name!r}: the plan goes further from the centre than 64-bit arithmetic allows "
-                f"(code PLAN_TOO_FAR: at most {rounding.distance:g} whitened units). Start nearer to the posterior."
-            )
-        control = (curvature, float(np.max(steepest, initial=0.0)))
-        excess = (self.excess, rounding.rounding)
-        if isinstance(self._model, RecordModel):
-            steep = (0.0, 0.0, 0.0, 0.0)
-            excess = (self.excess + 2 * file_ceiling(self._model, self.budget, self._rows), rounding.rounding)
-        else:
-            steep = steepness(self._model, self.budget.bounds, self.budget.neighbours, self._rows, where)
-        work = cells(steep, self.dim, rotating, excess, control, farthest, speed, plan.duration.sum(1))
-        if not np.all(work <= MOST_CELLS):
-            raise PlanRefused(
-                f"site {self.site.name!r}: the plan may take {np.max(work):.3g} steps to walk (code TOO_MUCH_WORK: at most "
-                f"{MOST_CELLS:g}). Plan less far ahead, start nearer to the posterior, or declare tighter bounds and fewer "
-                "most_records."
-            )
-        return most_passes(float(np.max(work, initial=0.0)), self.dim, plan.duration.shape[1])
-
-    def _parameters(self, plan: PlanArrays, starts: np.ndarray) -> np.ndarray:
-        """A bound on the size of each of the site's own parameters along the plan."""
-        duration, center = plan.duration[..., None], self._center
-        x, speed = starts @ self._rows.T, plan.velocity @ self._rows.T
-        if self.dynamics.flow.rotating:
-            size = np.hypot(x, speed)
-            farthest = np.minimum(np.abs(center) + size, np.abs(center + x) + size * duration)
-        else:
-            farthest = np.maximum(np.abs(center + x), np.abs(center + x + speed * duration))
-        return farthest[plan.duration > 0].max(0, initial=0.0)
-
-
 def check_dynamics(dynamics: Dynamics) -> None:
     """Refuse dynamics other than coordinate flips."""
     if not dynamics.flips:
@@ -242,14 +121,8 @@ def check_dynamics(dynamics: Dynamics) -> None:
 class PrivateSite:
     """A site opened for one run under its budget.
 
-    Parameters
-    ----------
-    site : Site
-        With a budget.
-    opening : Opening
-        The public facts of the run.
-    run : str
-        The run's name, unique among the runs of the study.
+    ``run`` is the run's name, unique among the runs of the study. ``limits`` has the largest distance of plans and the
+    sensitivity including rounding; ``excess`` is the rate ρ that the site adds to each coordinate.
     """
 
     @double_precision
@@ -267,10 +140,7 @@ class PrivateSite:
         self.site, self.opening, self.run, self.budget = site, opening, f"{run}/{site.name}", budget
         self.columns = local_columns(site, opening)
         self._check_opening()
-        self.plan_limits = PlanLimits(site, opening)
-        self.limits = self.plan_limits.rounding
-        self.sensitivity = self.limits.sensitivity
-        self.excess = self.plan_limits.excess
+        self._set_limits()
         self.dataset = budget.account_name
         self.ledger, self.account = budget.open()
         self.granted = budget.study_limit(self.account)
@@ -280,7 +150,7 @@ class PrivateSite:
         records = bytes.fromhex(fingerprint(site.raw))
         self.ledger.begin(self.dataset, budget.study, self.run, records, json.dumps(detail))
         self._opening_hash = _opening_hash(opening, self.excess)
-        self._failed = self.ledger.told(self.dataset, budget.study, self.run, FAULT)
+        self._failed = self.ledger.has_replied(self.dataset, budget.study, self.run, FAULT)
         # Observed time of the continued process that was charged under another name.
         self.observed_before = 0.0
         # The records in the run's coordinates: computed after the first plan has been charged.
@@ -296,6 +166,32 @@ class PrivateSite:
             raise InputError(
                 "reference", f"a number that is not below {LARGEST:g}", "Give a reference that fits the posterior."
             )
+
+    def _set_limits(self) -> None:
+        site, opening, budget = self.site, self.opening, self.budget
+        # The rows of S, and the centre, of the site's own parameters, over the coordinates that it is sent.
+        rows, center = np.asarray(opening.reference.matrix), np.asarray(opening.reference.center)
+        if site.coordinates is not None:
+            rows, center = rows[site.coordinates], center[site.coordinates]
+        rows = rows if self.columns is None else rows[:, self.columns]
+        # Rounding makes the sensitivity, and hence the excess rate, at most a tenth larger.
+        if isinstance(site.model, RecordModel):
+            self._model = site.model
+            known = file_change(site.model, budget, rows)
+            excess = 1.1 * budget.excess_for(known, opening.private_sites)
+            self.limits: Limits = file_limits(site.model, budget, rows, known, excess)
+        else:
+            self._model = model_of(site.potential)
+            terms = (self._model, budget.bounds, budget.neighbours)
+            known = sensitivity(*terms, rows)
+            excess = 1.1 * budget.excess_for(known, opening.private_sites)
+            self.limits = limits(*terms, rows, center, known, excess)
+        self._rows, self._center, self.sensitivity = rows, center, self.limits.sensitivity
+        self.excess = budget.excess_for(self.sensitivity, opening.private_sites)
+        # Norms of the control variate's whitened Hessian and of its slope at the centre.
+        control = whitened_control(site, opening)
+        parts = () if control is None else (control.precision, control.linear)
+        self._control = tuple(float(np.linalg.norm(np.asarray(x))) for x in parts) or (0.0, 0.0)
 
     def _check_bound(self) -> None:
         """Refuse arrivals that the account does not cover: its bound was fixed when it was opened."""
@@ -321,7 +217,16 @@ class PrivateSite:
     @property
     def dim(self) -> int:
         """Whitened coordinates that the site is sent."""
-        return self.plan_limits.dim
+        return self._rows.shape[1]
+
+    @property
+    def region(self) -> np.ndarray | None:
+        """The region of the site's own parameters."""
+        dim = self._rows.shape[0]
+        declared = self.budget.bounds.sizes("region", dim)
+        if isinstance(self._model, ModelFacts) and self._model.loss == "cox":
+            return np.minimum(COX_REGION, np.full(dim, COX_REGION) if declared is None else declared)
+        return declared
 
     @property
     def status(self) -> AccountStatus:
@@ -339,11 +244,7 @@ class PrivateSite:
     def answer(self, plan: Plan, round: int | None = None) -> Arrival:
         """The site's arrival along a plan of the coordinates it is sent, charged and stored before it is returned.
 
-        Parameters
-        ----------
-        plan : Plan
-        round : int, optional
-            The message's number within the run; None: the number of plans before it, over all chains.
+        ``round`` is the message's number within the run; None: the number of plans before it, over all chains.
         """
         own = _arrays(plan)
         exposure, passes = self._check_plan(own)
@@ -364,23 +265,73 @@ class PrivateSite:
             return Reply(_pack(time, rang, mark), *self._charge(exposure, passes, time))
 
         if self._failed and not self.ledger.answered(request):
-            raise PlanRefused(f"site {self.site.name!r}: an earlier walk failed, so the run has ended (code FAULT).")
+            raise self._refuse("an earlier walk failed, so the run has ended (code FAULT).")
         answered = self.ledger.answer(request, self._charge(exposure, passes)[1], work, granted=self.granted)
         if answered == FAULT:
             self._failed = True
-            raise NotFinite(
-                self.site.name,
-                0,
-                f"site {self.site.name!r}: its walk failed (code FAULT); the site's own log says why.",
-            )
+            why = f"site {self.site.name!r}: its walk failed (code FAULT); the site's own log says why."
+            raise NotFinite(self.site.name, 0, why)
         time, rang, mark = _unpack(answered, len(exposure.horizon))
         return Arrival(jnp.asarray(time), jnp.asarray(rang), jnp.asarray(mark))
 
-    def _check_plan(self, own: PlanArrays) -> tuple[Exposure, int]:
+    def _refuse(self, what: str) -> PlanRefused:
+        return PlanRefused(f"site {self.site.name!r}: {what}")
+
+    def _check_plan(self, plan: PlanArrays) -> tuple[Exposure, int]:
         """The exposure of a plan, and a limit on the passes of its walk; refused if the guarantee does not cover it."""
-        self.plan_limits.check_shape(own)
-        exposure = Exposure(self.opening.dynamics, *own[1:], time_grid(own.duration.sum(1), self.dim).unit)
-        return exposure, self.plan_limits.check_path(own, exposure.starts)
+        dynamics, limits = self.opening.dynamics, self.limits
+        numbers = (plan.start, plan.duration, plan.velocity)
+        finite = all(np.max(np.abs(x), initial=0.0) <= LARGEST for x in numbers)
+        if not finite or np.any(plan.duration < 0) or np.any(plan.number < 0) or plan.start.shape[1] != self.dim:
+            raise self._refuse("not a valid plan (code BAD_PLAN).")
+        if dynamics.unit_speed and np.any(np.abs(plan.velocity[plan.duration > 0]) != 1.0):
+            raise self._refuse("a velocity is neither −1 nor 1 (code BAD_SPEED).")
+        exposure = Exposure(dynamics, *plan[1:], time_grid(plan.duration.sum(1), self.dim).unit)
+        where = self._parameters(plan, exposure.starts)
+        if (region := self.region) is not None and not np.all(where <= region):
+            raise self._refuse(
+                "the path leaves the region for which its sensitivity was declared (code REGION). Declare a wider one, or "
+                "start nearer to the posterior."
+            )
+        walked, rotating = (plan.duration > 0)[..., None], dynamics.flow.rotating
+        a, v = np.where(walked, exposure.starts, 0.0), np.where(walked, plan.velocity, 0.0)
+        reached = np.abs(a) + np.abs(v) * plan.duration[..., None]
+        reached = np.minimum(reached, np.hypot(a, v)) if rotating else reached
+        farthest = np.linalg.norm(reached, axis=-1).max(1, initial=0.0)
+        speed = np.linalg.norm(v, axis=-1).max(1, initial=0.0)
+        curvature, slope = self._control
+        steepest = curvature * farthest + slope
+        near = np.all(farthest <= limits.distance) and np.all(steepest <= limits.slope)
+        if not (near and np.all(speed <= FASTEST)):
+            raise self._refuse(
+                "the plan goes further from the centre than 64-bit arithmetic allows (code PLAN_TOO_FAR: at most "
+                f"{limits.distance:g} whitened units). Start nearer to the posterior."
+            )
+        steep, excess = (0.0, 0.0, 0.0, 0.0), self.excess
+        if isinstance(self._model, RecordModel):
+            excess += 2 * file_ceiling(self._model, self.budget, self._rows)
+        else:
+            steep = steepness(self._model, self.budget.bounds, self.budget.neighbours, self._rows, where)
+        control = (curvature, float(np.max(steepest, initial=0.0)))
+        of_plan = (farthest, speed, plan.duration.sum(1))
+        work = cells(steep, self.dim, rotating, (excess, limits.rounding), control, *of_plan)
+        if not np.all(work <= MOST_CELLS):
+            raise self._refuse(
+                f"the plan may take {np.max(work):.3g} steps to walk (code TOO_MUCH_WORK: at most {MOST_CELLS:g}). Plan "
+                "less far ahead, start nearer to the posterior, or declare tighter bounds and fewer most_records."
+            )
+        return exposure, most_passes(float(np.max(work, initial=0.0)), self.dim, plan.duration.shape[1])
+
+    def _parameters(self, plan: PlanArrays, starts: np.ndarray) -> np.ndarray:
+        """A bound on the size of each of the site's own parameters along the plan, whose segments begin at ``starts``."""
+        duration, center = plan.duration[..., None], self._center
+        x, speed = starts @ self._rows.T, plan.velocity @ self._rows.T
+        if self.opening.dynamics.flow.rotating:
+            size = np.hypot(x, speed)
+            farthest = np.minimum(np.abs(center) + size, np.abs(center + x) + size * duration)
+        else:
+            farthest = np.maximum(np.abs(center + x), np.abs(center + x + speed * duration))
+        return farthest[plan.duration > 0].max(0, initial=0.0)
 
     def _charge(self, exposure: Exposure, passes: int, time: np.ndarray | float = np.inf) -> tuple[float, float]:
         """Observed time up to ``time`` over all chains, and its cost: Rényi divergence and inaccuracy of the points."""
@@ -485,23 +436,16 @@ SEEDED = "a seed, for tests only: NOT private"
 
 def account_report(status: AccountStatus, budget: Budget, dynamics: Dynamics) -> dict[str, Any]:
     """The grants and spending of a private site, for `Posterior.privacy`."""
-    epsilon, delta, alpha, granted, spent = status.epsilon, status.delta, status.alpha, status.granted, status.spent
-    running = spent_epsilon(status.bound, alpha, spent * account_limit(status.bound, alpha, epsilon, delta), delta)
-    return {
-        "epsilon": epsilon,
-        "delta": delta,
+    terms = (status.bound, status.alpha)
+    cost = status.spent * account_limit(*terms, status.epsilon, status.delta)
+    alone = f"; for derivatives with shared noise, if at most {budget.colluding} of the other sites collude"
+    keys = ("epsilon", "delta", "alpha", "bound", "spent", "observed", "cap", "releases", "excess")
+    return {key: getattr(status, key) for key in keys} | {
         "neighbours": budget.neighbours,
         "relation": NEIGHBOURS[budget.neighbours],
-        "alpha": alpha,
-        "bound": status.bound,
-        "granted": None if granted is None else list(granted),
-        "running_epsilon": running,
-        "spent": spent,
-        "observed": status.observed,
+        "granted": None if status.granted is None else list(status.granted),
+        "running_epsilon": spent_epsilon(*terms, cost, status.delta),
         "observed_unit": "process time" if dynamics.unit_speed else "path length",
-        "cap": status.cap,
-        "releases": status.releases,
-        "excess": status.excess,
         "sensitivity": status.sensitivity._asdict(),
         "bounds": budget.bounds.describe(),
         "records": "clipped to the declared bounds: the posterior is that of the clipped records"
@@ -509,16 +453,9 @@ def account_report(status: AccountStatus, budget: Budget, dynamics: Dynamics) ->
         else "refused if outside the declared bounds",
         "randomness": SEEDED if status.seeded else "operating system",
         "colluding": budget.colluding,
-        "covered": COVERED + _against(budget),
+        "covered": COVERED + (ALONE if budget.colluding is None else alone),
         "not_covered": NOT_COVERED,
     }
-
-
-def _against(budget: Budget) -> str:
-    """Which other sites may collude with the coordinator."""
-    if budget.colluding is None:
-        return ALONE
-    return f"; for derivatives with shared noise, if at most {budget.colluding} of the other sites collude"
 
 
 class Exposure:
@@ -528,22 +465,8 @@ class Exposure:
     the rates at a grid point count for a whole cell: a segment of length t has at most ``t/h + 1`` points, so one cell
     at its largest speed is added for every segment, however short.
 
-    Parameters
-    ----------
-    dynamics : Dynamics
-        With coordinate flips.
-    start : (C, d)
-    duration : (C, S)
-    velocity : (C, S, d)
-        The plan.
-    unit : (C,)
-        The cell length h of the grid.
-
-    Attributes
-    ----------
-    starts : (C, S, d)
-        Where each segment starts.
-    horizon : (C,)
+    The plan has ``start`` (C, d), ``duration`` (C, S) and ``velocity`` (C, S, d), ``unit`` (C,) is the grid's cell length h.
+    Its segments begin at ``starts`` (C, S, d), and it ends at ``horizon`` (C,).
     """
 
     def __init__(
@@ -608,6 +531,11 @@ def usual_speed(dynamics: Dynamics, dim: int) -> float:
 # Derivatives with noise -------------------------------------------------------------------------------------------------
 
 
+def _budget(site: Site) -> Budget:
+    assert site.budget is not None
+    return site.budget
+
+
 class Noisy(NamedTuple):
     """Released derivatives of one site: at ``point``, with the standard deviations of their noise.
 
@@ -622,25 +550,13 @@ class Noisy(NamedTuple):
 
 
 class PlannedRelease(NamedTuple):
-    """A release that has not been made yet: its inputs, all public except for the account.
+    """A release that has not been made yet: its inputs, all public except for the account."""
 
-    Attributes
-    ----------
-    point : array of shape (d,)
-        In the site's own parameters, within the declared region.
-    model : ModelFacts or str
-        The public facts about it, or the digest of its file.
-    sensitivity, rounding : (float, float)
-        Of gradient and Hessian.
-    spread : array of shape (d, d) or None
-        The root of the covariance over which they are averaged, if any.
-    """
-
-    point: np.ndarray
-    model: ModelFacts | str
-    sensitivity: tuple[float, float]
+    point: np.ndarray  # (d,): in the site's own parameters, within the declared region
+    model: ModelFacts | str  # the public facts about it, or the digest of its file
+    sensitivity: tuple[float, float]  # of gradient and Hessian, as is the rounding
     rounding: tuple[float, float]
-    spread: np.ndarray | None = None
+    spread: np.ndarray | None = None  # (d, d): the root of the covariance over which they are averaged, if any
 
     @property
     def where(self) -> tuple[list, ...]:
@@ -686,46 +602,28 @@ def plan_release(site: Site, x: np.ndarray, schedule: Schedule, spread: np.ndarr
     return PlannedRelease(own, model, sensitivity, rounding, about)
 
 
-def release_key(site: Site, key: bytes, ready: PlannedRelease) -> bytes:
-    """The secret of one release; derived from the site's seed if it has one, for tests only."""
-    if site.seed is None:
-        return key
-    return hashlib.sha256(repr((site.name, site.seed, *ready.where)).encode()).digest()
-
-
-def release_spent(site: Site) -> BudgetSpent:
-    """The error when nothing is left for releases."""
-    assert site.budget is not None
+def _release_spent(site: Site) -> BudgetSpent:
     return BudgetSpent(
-        f"site {site.name!r}: the share of its privacy budget that study {site.budget.study!r} may spend on releases is "
+        f"site {site.name!r}: the share of its privacy budget that study {_budget(site).study!r} may spend on releases is "
         "spent (code RELEASE_SPENT). Use the reference that was made with it, or grant a larger release."
     )
 
 
-def true_derivatives(site: Site, own: np.ndarray, about: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Gradient and Hessian before noise is added; for a model file each record is clipped to its bound."""
-    if isinstance(site.model, RecordModel):
-        assert site.budget is not None
-        return file_derivatives(site.model, site.budget, own)
-    return derivatives(site, own, about)[1:]
-
-
 def gradient_change(site: Site) -> float:
     """How much one record can change the gradient."""
-    budget = site.budget
-    assert budget is not None
+    budget = _budget(site)
     if isinstance(site.model, RecordModel):
         return file_sensitivity(site.model, budget)[0][0]
     return derivative_sensitivity(model_of(site.potential), budget.bounds, budget.neighbours)[0]
 
 
-def release_limit(site: Site, alone: bool) -> float:
-    """The part of the account that the study may spend; ``alone``: on releases alone, which are accounted for exactly.
+def _open_releases(site: Site, run: str, alone: bool) -> tuple[Ledger, Account, float]:
+    """The ledger, in which the run begins, the account, and the part of it that the study may spend.
 
-    The study's first answer decides which of the two applies: neither bound covers a choice that depends on answers.
+    ``alone``: on releases alone, which are accounted for exactly. The study's first answer decides which of the two
+    applies: neither bound covers a choice that depends on answers.
     """
-    budget = site.budget
-    assert budget is not None
+    budget = _budget(site)
     ledger, account = budget.open(releases_only=alone)
     if alone and budget.granted is not None and ledger.rounds(budget.account_name, budget.study):
         raise BudgetSpent(
@@ -733,7 +631,8 @@ def release_limit(site: Site, alone: bool) -> float:
             "of their own (code BUDGET_SPENT). Give the study another name, or set the share of releases: "
             "Budget(release=0.5)."
         )
-    return budget.study_limit(account, releases_only=alone)
+    ledger.begin(budget.account_name, budget.study, run, bytes.fromhex(fingerprint(site.raw)), "{}")
+    return ledger, account, budget.study_limit(account, releases_only=alone)
 
 
 # Rounds a Hessian that may have no noise, by a secret dither.
@@ -760,49 +659,50 @@ def noisy_derivatives(
     BudgetSpent
         The share is spent.
     """
-    ready, budget = plan_release(site, x, schedule, spread), site.budget
-    assert budget is not None
-    own, about = ready.point, ready.spread
+    ready, budget, records = plan_release(site, x, schedule, spread), _budget(site), fingerprint(site.potential)
     alone = bool(schedule.usual) and not budget.release
-    ledger, account = budget.open(releases_only=alone)
+    ledger, account, limit = _open_releases(site, f"release {records[:32]}", alone)
     dataset, study = budget.account_name, budget.study
-    records = fingerprint(site.potential)
-    ledger.begin(dataset, study, f"release {records[:32]}", bytes.fromhex(fingerprint(site.raw)), "{}")
     asked = hashlib.sha256(repr((records, ready.model, ready.sensitivity, *ready.where)).encode()).digest()
     request = LedgerRequest(dataset, study, f"release {asked.hex()[:32]}", "release", 0, asked)
-    limit = release_limit(site, alone)
     share = (budget.release or schedule.usual) * limit
     left = max(share - ledger.released(dataset, study, asked), 0.0)
     cost = left * schedule.steps[step] / sum(schedule.steps[step:]) if step < len(schedule.steps) else left
     if (step >= len(schedule.steps) or left <= LEAST_LEFT * share) and not ledger.answered(request):
-        raise release_spent(site)
+        raise _release_spent(site)
 
-    def noisy(key: bytes) -> bytes:
-        key = release_key(site, key, ready)
-        gradient, hessian = true_derivatives(site, own, about)
+    def noisy(gradient: np.ndarray, hessian: np.ndarray, key: bytes) -> bytes:
         sigmas = ready.noise(schedule, account.alpha, cost)
         gradient = release(gradient, sigmas[0], key + b"gradient")
         hessian = release_symmetric(hessian, sigmas[1], key + b"hessian")
         hessian = hessian if coarse is None else coarse(hessian, key)
         return np.concatenate([gradient, hessian.ravel(), sigmas]).astype("<f8").tobytes()
 
-    content = _charge_release(site, ledger, request, cost, limit, noisy)
-    values, d = np.frombuffer(content, dtype="<f8"), len(own)
-    return Noisy(values[:d], values[d:-2].reshape(d, d), own, float(values[-2]), float(values[-1]))
+    content = _charge_release(site, ready, ledger, request, cost, limit, noisy)
+    values, d = np.frombuffer(content, dtype="<f8"), len(ready.point)
+    return Noisy(values[:d], values[d:-2].reshape(d, d), ready.point, float(values[-2]), float(values[-1]))
 
 
 def _charge_release(
-    site: Site, ledger: Ledger, request: LedgerRequest, cost: float, limit: float, content: Callable[[bytes], bytes],
-    detail: str = "{}",
+    site: Site, ready: PlannedRelease, ledger: Ledger, request: LedgerRequest, cost: float, limit: float,
+    content: Callable[[np.ndarray, np.ndarray, bytes], bytes], detail: str = "{}", run: str = "",
 ) -> bytes:  # fmt: skip
-    """The content of a release, made from the ledger's secret, charged and stored; or what was stored before.
+    """The content of a release, made from the true derivatives and a secret, charged and stored; or the stored one.
 
-    Whether it fails may depend on the records: a failure is charged too, and reported by its code alone.
+    Whether it fails may depend on the records: a failure is charged too, and reported by its code alone. With a seed of
+    the site, which is for tests only, the secret follows from it.
     """
 
     def work(key: bytes) -> Reply:
         try:
-            return Reply(content(key), 0.0, cost)
+            key += run.encode()
+            if site.seed is not None:
+                key = hashlib.sha256(repr((site.name, site.seed, *ready.where)).encode()).digest()
+            if isinstance(site.model, RecordModel):
+                found = file_derivatives(site.model, _budget(site), ready.point)
+            else:
+                found = derivatives(site, ready.point, ready.spread)[1:]
+            return Reply(content(*found, key), 0.0, cost)
         except Exception:
             logger.exception("site %r: a release has failed", site.name)
             return Reply(FAULT, 0.0, cost)
@@ -815,47 +715,26 @@ def _charge_release(
 
 def release_status(site: Site) -> AccountStatus:
     """The account of a site that releases noisy derivatives alone."""
-    assert site.budget is not None
-    change = gradient_change(site)
-    return _account_status(
-        site, site.potential.dim, *site.budget.open(releases_only=True), Sensitivity(change, change, change)
-    )
+    known = Sensitivity(*[gradient_change(site)] * 3)
+    return _account_status(site, site.potential.dim, *_budget(site).open(releases_only=True), known)
 
 
 def _account_status(site: Site, dim: int, ledger: Ledger, account: Account, known: Sensitivity) -> AccountStatus:
-    """The account of a site that has answered no plan."""
-    budget = site.budget
-    assert budget is not None
-    return AccountStatus(
-        site=site.name,
-        dim=dim,
-        epsilon=account.epsilon,
-        delta=account.delta,
-        alpha=account.alpha,
-        granted=budget.granted,
-        cap=0.0,
-        excess=0.0,
-        sensitivity=known,
-        releases=ledger.releases(budget.account_name),
-        seeded=site.seed is not None,
-        remaining=0.0,
-        observed=0.0,
-        spent=ledger.spent(budget.account_name) / account.limit,
-        bound=account.bound,
-    )
+    budget, seeded = _budget(site), site.seed is not None
+    spent, releases = ledger.spent(budget.account_name) / account.limit, ledger.releases(budget.account_name)
+    terms = (account.epsilon, account.delta, account.alpha, budget.granted)
+    return AccountStatus(site.name, dim, *terms, 0.0, 0.0, known, releases, seeded, 0.0, 0.0, spent, account.bound)
 
 
 def _rounding(
     site: Site, model: ModelFacts, own: np.ndarray, sensitivity: tuple[float, float], spread: np.ndarray | None
 ) -> tuple[float, float]:
     """Bounds on the rounding errors of gradient and Hessian at a point; refused if they are not negligible."""
-    assert site.budget is not None
     far = own if spread is None else np.abs(own) + 0.5 * np.sum(spread**2, 1)
     if not np.max(np.abs(far), initial=0.0) <= (COX_REGION if model.loss == "cox" else LARGEST):
-        raise PlanRefused(
-            f"site {site.name!r}: a point where numbers might overflow, or a count be lost in rounding (code BAD_POINT)."
-        )
-    bounds, neighbours, size = site.budget.bounds, site.budget.neighbours, float(np.linalg.norm(own))
+        why = "a point where numbers might overflow, or a count be lost in rounding (code BAD_POINT)."
+        raise PlanRefused(f"site {site.name!r}: {why}")
+    bounds, neighbours, size = _budget(site).bounds, _budget(site).neighbours, float(np.linalg.norm(own))
     factor = 1.0
     if spread is not None:
         # Predictors reach to the last node. The factor two covers the sum over nodes and the deviations.
@@ -884,15 +763,10 @@ Seal = Callable[[Sequence[int]], bytes]
 
 
 class NoiseGroup(NamedTuple):
-    """The sites whose noise is shared, in one run.
+    """The sites whose noise is shared, in one run, and their number.
 
-    Attributes
-    ----------
-    run : str
-        Its name, the same at all sites and new for every run: noise must never be used in two sums, because another site's
-        part may have changed in between.
-    parties : int
-        Their number.
+    The run's name is the same at all sites and new for every run: noise must never be used in two sums, because another
+    site's part may have changed in between.
     """
 
     run: str
@@ -918,7 +792,7 @@ def share_terms(site: Site, x: np.ndarray, step: int, parties: int) -> ShareTerm
             "All sites of a sum need the same parameters: omit coordinates, or Budget(colluding=...).",
         )
     if step >= len(ONE_SHOT.steps):
-        raise release_spent(site)
+        raise _release_spent(site)
     sigmas = plan_release(site, x, ONE_SHOT).noise(ONE_SHOT, 2.0, _squared_mu(site, step))
     first, second = (share(sigma, parties, budget.colluding) for sigma in sigmas)
     return ShareTerms(parties, budget.colluding, step, first, second)
@@ -926,8 +800,7 @@ def share_terms(site: Site, x: np.ndarray, step: int, parties: int) -> ShareTerm
 
 def _squared_mu(site: Site, step: int) -> float:
     """``μ² = Δ²/σ²`` of a step, its cost at order 2."""
-    budget = site.budget
-    assert budget is not None
+    budget = _budget(site)
     epsilon, delta = budget.granted or (budget.epsilon, budget.delta)
     total = (budget.release or ONE_SHOT.usual) * gaussian_limit(2.0, epsilon, delta)
     return total * ONE_SHOT.steps[step] / sum(ONE_SHOT.steps)
@@ -941,45 +814,28 @@ def shared_derivatives(
 
     The charge is that of the full noise, to which the shares of the honest sites add up. Noise is new in every run.
 
-    Parameters
-    ----------
-    site : Site
-        With ``Budget(colluding=...)``.
-    x : array of shape (d,)
-    group : Group
-    terms : ShareTerms
-        The result of `share_terms`.
-    seal : callable
-        Encodes the integers, under masks if they leave the process.
-    coarse : callable, optional
-        Rounds a Hessian that has no noise.
+    ``terms`` are those of `share_terms`. ``seal`` encodes the integers, under masks if they leave the process; ``coarse``
+    rounds a Hessian that has no noise.
     """
-    ready, budget = plan_release(site, x, ONE_SHOT), site.budget
-    assert budget is not None
-    own, dataset, study = ready.point, budget.account_name, budget.study
-    ledger, account = budget.open(releases_only=True)
-    limit = release_limit(site, not budget.release)
-    cost = up(account.alpha / 2 * _squared_mu(site, terms.step))
-    run = f"{group.run}/{site.name}"
-    ledger.begin(dataset, study, run, bytes.fromhex(fingerprint(site.raw)), "{}")
-    public = (group.run, terms, ready.model, ready.sensitivity, own.tolist())
+    ready, budget, run = plan_release(site, x, ONE_SHOT), _budget(site), f"{group.run}/{site.name}"
+    ledger, account, limit = _open_releases(site, run, not budget.release)
+    dataset, study, cost = budget.account_name, budget.study, up(account.alpha / 2 * _squared_mu(site, terms.step))
+    public = (group.run, terms, ready.model, ready.sensitivity, ready.point.tolist())
     asked = hashlib.sha256(repr((fingerprint(site.potential), *public)).encode()).digest()
     request = LedgerRequest(dataset, study, run, "release", terms.step, asked)
     # All steps or none: an incomplete answer would be charged without use.
     rest = cost * sum(ONE_SHOT.steps[terms.step :]) / ONE_SHOT.steps[terms.step]
     left = (budget.release or ONE_SHOT.usual) * limit * (1 + 1e-9) - ledger.released(dataset, study, asked)
     if rest > min(left, ledger.remaining(dataset)) and not ledger.answered(request):
-        raise release_spent(site)
+        raise _release_spent(site)
 
-    def noisy(key: bytes) -> bytes:
-        gradient, hessian = true_derivatives(site, own)
-        key = release_key(site, key + group.run.encode(), ready)
+    def noisy(gradient: np.ndarray, hessian: np.ndarray, key: bytes) -> bytes:
         # Rounded before noise is added, a Hessian could change by more than its sensitivity.
         hessian = hessian if coarse is None or terms.hessian > 0 else coarse(hessian, key)
         return seal(noisy_share(gradient, hessian, terms, key))
 
     detail = json.dumps({"noise": "shared", "sites": terms.parties, "colluding": terms.colluding})
-    return _charge_release(site, ledger, request, cost, limit, noisy, detail)
+    return _charge_release(site, ready, ledger, request, cost, limit, noisy, detail, group.run)
 
 
 def summed_derivatives(sites: Sequence[Site], x: np.ndarray, step: int, question: bytes) -> Noisy:
@@ -996,32 +852,25 @@ def summed_derivatives(sites: Sequence[Site], x: np.ndarray, step: int, question
             "Give all sites that share noise the same epsilon, delta, neighbours, bounds, release and colluding.",
         )
     group = NoiseGroup(run_name(sites, question), len(sites))
-    parts = [shared_derivatives(site, x, group, first, plain_words) for site in sites]
-    columns = zip(*(_numbers(part) for part in parts), strict=True)
+
+    def seal(numbers: Sequence[int]) -> bytes:
+        # Modulo 2¹²⁸ and without masks: the sites are in one process.
+        return b"".join((number % MODULUS).to_bytes(WIDTH, "little") for number in numbers)
+
+    parts = [shared_derivatives(site, x, group, first, seal) for site in sites]
+    cut = range(0, len(parts[0]), WIDTH)
+    columns = ([int.from_bytes(part[at : at + WIDTH], "little") for part in parts] for at in cut)
     gradient, hessian = from_sum([sum(column) for column in columns], first, len(x))
     return Noisy(gradient, hessian, x, *first.total_sd)
-
-
-def _numbers(words: bytes) -> list[int]:
-    """The inverse of `plain_words`."""
-    return [int.from_bytes(words[at : at + WIDTH], "little") for at in range(0, len(words), WIDTH)]
-
-
-def plain_words(numbers: Sequence[int]) -> bytes:
-    """Numbers modulo 2¹²⁸ as bytes, without masks: for sites of one process."""
-    return b"".join((number % MODULUS).to_bytes(WIDTH, "little") for number in numbers)
 
 
 def run_name(sites: Sequence[Site], question: bytes) -> str:
     """The name of a run of sites in one process: the same only for the same question, records and ledgers."""
     digest = hashlib.sha256(question)
     for site in sites:
-        assert site.budget is not None
-        ledger = site.budget.find()
-        records = bytes.fromhex(fingerprint(site.potential))
-        digest.update(
-            ledger.key(LedgerRequest(site.budget.account_name, site.budget.study, site.name, "sum", 0, records))
-        )
+        budget, records = _budget(site), bytes.fromhex(fingerprint(site.potential))
+        request = LedgerRequest(budget.account_name, budget.study, site.name, "sum", 0, records)
+        digest.update(budget.find().key(request))
     return f"sum {digest.hexdigest()[:32]}"
 
 

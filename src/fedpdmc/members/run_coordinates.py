@@ -53,32 +53,16 @@ P = TypeVar("P", bound=Potential)
 
 
 class Opening(NamedTuple):
-    """The public facts that a site needs to take part in a run.
+    """The public facts that a site needs to take part in a run."""
 
-    Attributes
-    ----------
-    reference : Reference
-        Over all parameters.
-    dynamics : Dynamics
-    control : ControlVariate or None
-        The public quadratic that is moved from the site to the coordinator.
-    prior_share : Quadratic or None
-        The part of the prior that this site walks with.
-    redistributed : bool
-        Whether ``prior_share`` is the whole prior, and every plan gives the part of it to use.
-    adaptive : bool
-        Whether a model that is a user's own function walks under bounds guessed on a grid.
-    private_sites : int
-        Sites of the run that have a privacy budget; zero if that is not known.
-    """
-
-    reference: Reference
+    reference: Reference  # over all parameters
     dynamics: Dynamics
-    control: ControlVariate | None = None
-    prior_share: Quadratic | None = None
+    control: ControlVariate | None = None  # the public quadratic that is moved from the site to the coordinator
+    prior_share: Quadratic | None = None  # the part of the prior that this site walks with
+    # Whether ``prior_share`` is the whole prior, and every plan gives the part of it to use.
     redistributed: bool = False
-    adaptive: bool = False
-    private_sites: int = 0
+    adaptive: bool = False  # whether a model that is a user's own function walks under bounds guessed on a grid
+    private_sites: int = 0  # sites of the run that have a privacy budget; zero if that is not known
 
 
 def local_columns(site: Member, opening: Opening) -> np.ndarray | None:
@@ -120,7 +104,12 @@ def choose_clock(site: Site, opening: Opening, whitened: Potential | None = None
     if isinstance(site.potential, LatentPotential):
         return ClockChoice(_latent_clock(site, site.potential, opening), "private latents", {})
     if isinstance(site.potential, Program):
-        _check_continuity(site.potential, site.name, opening.adaptive)
+        try:
+            site.potential.check_continuity(lenient=opening.adaptive)
+        except Discontinuous as error:
+            if not opening.adaptive:
+                raise
+            warn(f"site {site.name!r}, bounds='adaptive': {error}")
     whitened = walked_potential(site, opening) if whitened is None else whitened
     if opening.adaptive and site.model is not None:
         return ClockChoice(AdaptiveClock(whitened, opening.dynamics), "bounds='adaptive'", {})
@@ -170,18 +159,7 @@ def _check_cost(choice: ClockChoice, name: str) -> None:
         )
 
 
-def _check_continuity(program: Program, name: str, adaptive: bool) -> None:
-    """Refuse a function that may jump, or warn if bounds are adaptive."""
-    try:
-        program.check_continuity(lenient=adaptive)
-    except Discontinuous as error:
-        if not adaptive:
-            raise
-        warn(f"site {name!r}, bounds='adaptive': {error}")
-
-
 def _latent_clock(site: Site, potential: LatentPotential, opening: Opening) -> LatentClock:
-    """The clock of a site with private latents."""
     dynamics, reference = opening.dynamics, opening.reference
     if dynamics.flips or not dynamics.flow.rotating:
         raise InputError("dynamics", repr(dynamics), NEEDS_ROTATION)
@@ -221,9 +199,8 @@ def _remainder(potential: Potential, control: ControlVariate | None, share: Quad
     if control is None or isinstance(potential, LinearUnknownScale):
         return Sum((potential, rest))
     if not isinstance(potential, LinearPredictor):
-        raise InputError(
-            "control", type(potential).__name__, "Control variates need a built-in model: use control='none'."
-        )
+        remedy = "Control variates need a built-in model: use control='none'."
+        raise InputError("control", type(potential).__name__, remedy)
     expanded, difference, same = _expand(potential, control)
     if share is not None:
         return Sum((expanded, share if bool(same) else share.plus(difference)))

@@ -9,9 +9,9 @@ import hashlib
 import os
 import warnings
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -37,53 +37,25 @@ if TYPE_CHECKING:
 
 
 class Member(abc.ABC):
-    """A site as `fedpdmc.sample` and `fedpdmc.laplace` see it.
-
-    Attributes
-    ----------
-    name : str
-    dim : int
-        Number of parameters that it depends on.
-    coordinates : array or None
-        The entries of the parameter vector that it depends on; all if None.
-    records : int
-        Zero if not disclosed.
-    budget : Budget or None
-        Its privacy budget, if the site is in this process.
-    model : UserModel or None
-        The user's own function, if its model is one and is in this process.
-    log : callable or None
-        Called with every plan and arrival of a site in this process.
-    bounds : Bounds or None
-        The declared bounds of the records of a remote site whose derivatives are noisy.
-    naming : object or None
-        Names of its parameters (``names``) and the function from them to the variables that are reported (``constrain``), in
-        place of those of its model.
-    latents : int
-        Number of private latents of a site in this process; for a remote site 1 if it has any, else 0.
-    spreads : tuple of int
-        Which of its parameters are log spreads of grouped effects.
-    responses : object or None
-        The records' responses under draws (`fedpdmc.study.study_response.Responses`), for sites from a table.
-    federation : Federation or None
-        The federation through which a remote site is reached; None for a site in this process.
-    grid : float
-        Relative spacing of the derivatives that a remote site releases; zero if they are exact or noisy.
-    """
+    """A site as `fedpdmc.sample` and `fedpdmc.laplace` see it."""
 
     name: str
-    dim: int
-    coordinates: np.ndarray | None
-    records: int
-    budget: Any = None
-    model: Any = None
-    log: Any = None
-    bounds: Any = None
+    dim: int  # number of parameters that it depends on
+    coordinates: np.ndarray | None  # the entries of the parameter vector that it depends on; all if None
+    records: int  # zero if not disclosed
+    budget: Any = None  # its privacy budget, if the site is in this process
+    model: Any = None  # the user's own function, if its model is one and is in this process
+    log: Any = None  # called with every plan and arrival of a site in this process
+    bounds: Any = None  # the declared bounds of the records of a remote site whose derivatives are noisy
+    # Names of its parameters (``names``) and the function from them to the variables that are reported
+    # (``constrain``), in place of those of its model.
     naming: Any = None
+    # The records' responses under draws (`fedpdmc.study.study_response.Responses`), for sites from a table.
     responses: Any = None
-    latents: int = 0
-    spreads: tuple[int, ...] = ()
-    federation: Any = None
+    latents: int = 0  # number of private latents of a site in this process; for a remote site 1 if it has any, else 0
+    spreads: tuple[int, ...] = ()  # which of its parameters are log spreads of grouped effects
+    federation: Any = None  # the federation through which a remote site is reached; None for a site in this process
+    # Relative spacing of the derivatives that a remote site releases; zero if they are exact or noisy.
     grid: float = 0.0
 
     @property
@@ -107,46 +79,24 @@ class NotBent(Exception):
 
 
 class DescribedSites(Sequence):
-    """Sites that come with a prior: `fedpdmc.sites` makes them from a table and a formula.
+    """Sites that come with a prior: `fedpdmc.sites` makes them from a table and a formula."""
 
-    Attributes
-    ----------
-    prior
-        The prior that `fedpdmc.sample` uses if it is given no other.
-    prior_lines : sequence of str
-        The same in words, for every parameter.
-    effect_scale : dict or None
-        How their coefficients are read (`fedpdmc.results.forest_plot.EffectScale`).
-    """
-
-    prior: Any = None
-    prior_lines: Sequence[str] = ()
+    prior: Any = None  # the prior that `fedpdmc.sample` uses if it is given no other
+    prior_lines: Sequence[str] = ()  # the same in words, for every parameter
+    # How their coefficients are read (`fedpdmc.results.forest_plot.EffectScale`).
     effect_scale: dict[str, Any] | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LatentPosterior:
-    """Joint draws of a site's private latents and the shared parameters.
+    """Joint draws of a site's private latents and the shared parameters."""
 
-    Attributes
-    ----------
-    times : (n,)
-        Process times, the ends of blocks.
-    theta : (chains, n, d)
-        The shared parameters.
-    z : (chains, n, k)
-        The latents.
-    names : tuple of str
-        Names of the latents.
-    last : (chains, k) or None
-        The state of the latents at the last of these times, in the site's private coordinates: a saved run continues from
-        it. None if the site's store has it.
-    """
-
-    times: np.ndarray
-    theta: np.ndarray
-    z: np.ndarray
-    names: tuple[str, ...]
+    times: np.ndarray  # (n,): process times, the ends of blocks
+    theta: np.ndarray  # (chains, n, d): the shared parameters
+    z: np.ndarray  # (chains, n, k): the latents
+    names: tuple[str, ...]  # names of the latents
+    # (chains, k): the state of the latents at the last of these times, in the site's private coordinates: a saved run
+    # continues from it. None if the site's store has it.
     last: np.ndarray | None = None
 
     def save(self, path: str | Path) -> Path:
@@ -172,13 +122,10 @@ class LatentPosterior:
                 parts = {name: file[name] for name in file.files}
             names = tuple(parts["names"].tolist())
             found = cls(parts["times"], parts["theta"], parts["z"], names, parts.get("last"))
-            good = found.z.shape == (*found.theta.shape[:2], len(found.names)) and len(found.times) == found.z.shape[1]
+            if found.z.shape != (*found.theta.shape[:2], len(names)) or len(found.times) != found.z.shape[1]:
+                raise ValueError("arrays of inconsistent shapes")
         except (OSError, KeyError, ValueError, AttributeError, zipfile.BadZipFile) as error:
             raise InputError("path", f"{path}: {error}", "Give a file written by LatentPosterior.save.") from error
-        if not good:
-            raise InputError(
-                "path", f"{path}: arrays of inconsistent shapes", "Give a file written by LatentPosterior.save."
-            )
         return found
 
     def followed_by(self, later: LatentPosterior) -> LatentPosterior:
@@ -267,9 +214,8 @@ class Site(Member):
                 "the minus log likelihood.",
             )
         if given and data is not None:
-            raise InputError(
-                "Site(data)", type(data).__name__, "The models of fedpdmc.models hold their data: leave data out."
-            )
+            remedy = "The models of fedpdmc.models hold their data: leave data out."
+            raise InputError("Site(data)", type(data).__name__, remedy)
         if given and latent is not None:
             raise InputError("Site(latent)", repr(latent), "It is for a potential given as a function f(x, z, data).")
         if budget is not None and not isinstance(budget, Budget):
@@ -384,6 +330,10 @@ class Site(Member):
         """Which parameters are log spreads of grouped effects."""
         return self._potential.spreads if isinstance(self._potential, RandomEffects) else ()
 
+    def _check_latents(self) -> None:
+        if not self.latents:
+            raise InputError(f"site {self.name!r}", "a model without private latents", "Give one with latents.")
+
     def latent_posterior(self) -> LatentPosterior:
         """Draws of the site's own latents together with the shared parameters. They exist at the site alone.
 
@@ -392,16 +342,14 @@ class Site(Member):
         InputError
             If the model has no private latents, or nothing has been sampled.
         """
-        if not self.latents:
-            raise InputError(f"site {self.name!r}", "a model without private latents", "Give one with latents.")
+        self._check_latents()
         if not self.drawn:
             raise InputError(f"site {self.name!r}", "no draws of its latents", "Call fedpdmc.sample first.")
         return self.drawn[0]
 
     def restore_latents(self, kept: LatentPosterior | str | Path) -> None:
         """Restore the latents of an earlier run, from the object or its file, so that a saved posterior can be extended."""
-        if not self.latents:
-            raise InputError(f"site {self.name!r}", "a model without private latents", "Give one with latents.")
+        self._check_latents()
         self.drawn[:] = [kept if isinstance(kept, LatentPosterior) else LatentPosterior.load(kept)]
 
     @property
@@ -485,29 +433,16 @@ def _check_coordinates(coordinates: Sequence[int] | None, dim: int | None) -> np
     index = np.asarray(coordinates)
     dim = index.size if dim is None else dim
     if index.ndim != 1 or index.dtype.kind not in "iu" or index.shape[0] != dim:
-        raise InputError(
-            "Site(coordinates)", repr(coordinates), f"Give {dim} integers, one for each parameter of the site's model."
-        )
+        remedy = f"Give {dim} integers, one for each parameter of the site's model."
+        raise InputError("Site(coordinates)", repr(coordinates), remedy)
     if len(set(index.tolist())) != dim or index.min(initial=0) < 0:
         raise InputError("Site(coordinates)", repr(coordinates), "Give distinct indices that are zero or positive.")
     return index
 
 
-class Run(Protocol):
-    """What is needed from a run: an engine of `fedpdmc.sampling`."""
-
-    latents: tuple[tuple[float, np.ndarray, dict[str, np.ndarray]], ...]
-    continued: bool
-
-    @property
-    def settled(self) -> Mapping[str, np.ndarray]:
-        """The current latents, in private coordinates."""
-        ...
-
-
 @double_precision
-def hand_over(sites: Sequence[Site], reference: Reference, run: Run) -> None:
-    """Give each site its own latents at the ends of blocks, and their last state.
+def hand_over(sites: Sequence[Site], reference: Reference, run: Any) -> None:
+    """Give each site its own latents at the ends of blocks, and their last state, from an engine of `fedpdmc.sampling`.
 
     If the run was ``continued``, they are appended to the site's earlier draws.
     """

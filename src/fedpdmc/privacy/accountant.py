@@ -150,50 +150,24 @@ class AccountStatus(NamedTuple):
     """What a private site grants, how much more this run may observe, and how much is spent.
 
     The same for a site in this process (from its ledger) and for a remote site (from its messages).
-
-    Attributes
-    ----------
-    site : str
-    dim : int
-        Coordinates that the site may flip.
-    epsilon, delta, alpha : float
-        Budget of the account, for all studies together, and the Rényi order of the accounting.
-    granted : (epsilon, delta) or None
-        The part of it that this study may spend.
-    cap : float
-        Observed time (path length on rotations) that the whole account covers at this run's sensitivity.
-    excess : float
-        The rate ρ that the site adds to each coordinate.
-    sensitivity : Sensitivity
-    releases : int
-        Releases so far.
-    seeded : bool
-        Whether the randomness comes from a seed, for tests.
-    remaining : float
-        Observed time that the budget still covers, over all chains.
-    observed : float
-        Observed time of this run so far.
-    spent : float
-        The share of the account that all studies have spent.
-    bound : str
-        One of `BOUNDS`: the bound on privacy loss that the account uses.
     """
 
     site: str
-    dim: int
+    dim: int  # coordinates that the site may flip
+    # Budget of the account, for all studies together, and the Rényi order of the accounting.
     epsilon: float
     delta: float
     alpha: float
-    granted: tuple[float, float] | None
-    cap: float
-    excess: float
+    granted: tuple[float, float] | None  # (ε, δ): the part of it that this study may spend
+    cap: float  # observed time (path length on rotations) that the whole account covers at this run's sensitivity
+    excess: float  # the rate ρ that the site adds to each coordinate
     sensitivity: Sensitivity
-    releases: int
-    seeded: bool
-    remaining: float
-    observed: float
-    spent: float
-    bound: str = "renyi"
+    releases: int  # releases so far
+    seeded: bool  # whether the randomness comes from a seed, for tests
+    remaining: float  # observed time that the budget still covers, over all chains
+    observed: float  # observed time of this run so far
+    spent: float  # the share of the account that all studies have spent
+    bound: str = "renyi"  # one of `BOUNDS`: the bound on privacy loss that the account uses
 
     def numbers(self) -> list[float]:
         """The numbers that a site reports when a run is opened; a grant of zero means none."""
@@ -225,15 +199,8 @@ def one_arrival_delta(epsilon: float, sensitivity: float, excess: float) -> floa
     """δ of ONE switching time, ``exp(−(ρ/K)(ε − log(1 + K/ρ)))`` (paper, Theorem 5.1; any K > 0).
 
     The log ratio of the densities of τ is at most ``log(1 + K/ρ) + K τ``: above ε only if τ exceeds
-    ``(ε − log(1 + K/ρ))/K``, and ``P(τ > t) ≤ e^{−ρ t}``. It covers neither the mark nor a second arrival.
-
-    Parameters
-    ----------
-    epsilon : float
-    sensitivity : float
-        K: how much one record can change the rate.
-    excess : float
-        ρ: the least rate.
+    ``(ε − log(1 + K/ρ))/K``, and ``P(τ > t) ≤ e^{−ρ t}``. It covers neither the mark nor a second arrival. ``sensitivity``
+    is K, how much one record can change the rate, and ``excess`` ρ, the least rate.
     """
     epsilon, k, rho = positive("epsilon", epsilon), positive("sensitivity", sensitivity), positive("excess", excess)
     return min(1.0, math.exp(-(rho / k) * (epsilon - math.log1p(k / rho))))
@@ -249,27 +216,21 @@ def one_arrival_excess(epsilon: float, delta: float, sensitivity: float) -> floa
     wanted = math.log(1 / delta)
     low = 1 / math.expm1(epsilon)
     high = 2 * low + 2 * wanted / epsilon
-    while high * (epsilon - math.log1p(1 / high)) < wanted:
+
+    def below(x: float) -> bool:
+        return x * (epsilon - math.log1p(1 / x)) < wanted
+
+    while below(high):
         high *= 2
-    for _ in range(200):
-        middle = 0.5 * (low + high)
-        if middle * (epsilon - math.log1p(1 / middle)) < wanted:
-            low = middle
-        else:
-            high = middle
-    return high * k
+    return _bisect(below, low, high)[1] * k
 
 
 def censored_horizon(epsilon: float, k_inf: float, k_1: float, excess: float) -> float:
     """The longest plan whose one arrival (time, index, or "none") is ε-DP with δ = 0: ``(ε − log(1 + K_∞/ρ))/K_1``.
 
     The density of (t, i) changes by at most the factor ``(1 + K_∞/ρ) e^{K_1 t}``, the probability of no arrival by
-    ``e^{K_1 H}``. ``K_1`` bounds the change of the *total* rate; ``K_∞`` in its place is wrong as soon as d > 1.
-
-    Returns
-    -------
-    float
-        Zero if even an immediate arrival costs more than ε: then ρ is too small.
+    ``e^{K_1 H}``. ``K_1`` bounds the change of the *total* rate; ``K_∞`` in its place is wrong as soon as d > 1. Zero if
+    even an immediate arrival costs more than ε: then ρ is too small.
     """
     epsilon, rho = positive("epsilon", epsilon), positive("excess", excess)
     k_inf, k_1 = positive("k_inf", k_inf), positive("k_1", k_1)
@@ -321,9 +282,8 @@ def arrival_cost(bound: str, alpha: float, sensitivity: Sensitivity, excess: flo
     """
     if bound == "renyi":
         return cost_rate(alpha, sensitivity, excess)
-    return up(
-        alpha / 2 * min(sensitivity.k_2 * (sensitivity.k_2 / excess), sensitivity.k_1 * (sensitivity.k_inf / excess))
-    )
+    k_inf, k_1, k_2 = sensitivity
+    return up(alpha / 2 * min(k_2 * (k_2 / excess), k_1 * (k_inf / excess)))
 
 
 def inaccuracy_cost(bound: str, alpha: float) -> float:
@@ -346,8 +306,9 @@ def spent_epsilon(bound: str, alpha: float, cost: float, delta: float) -> float:
     return running_epsilon(alpha, cost, delta)
 
 
-# Part of ε reserved for discrete noise, and part of δ for rounding of the sums.
-DISCRETE, BOUND_ROUNDING = 1e-9, 1e-9
+# Part of ε reserved for discrete noise: far above 2⁻⁵² for each released number.
+DISCRETE = 1e-9
+BOUND_ROUNDING = 1e-9  # part of δ reserved for rounding of the sums
 # Standard deviations beyond which probabilities underflow.
 FAR = 40.0
 # Logarithm of the largest useful number.
@@ -397,10 +358,6 @@ def tail_exposure(epsilon: float, delta: float, ratio: float) -> float:
     return low
 
 
-# Part of ε reserved for discrete noise: far above 2⁻⁵² for each released number.
-DISCRETE = 1e-9
-
-
 def gaussian_delta(epsilon: float, mu: float) -> float:
     """The smallest δ at ε of releases with Gaussian noise and ``μ² = Σ Δ²/σ²``: ``Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ)``.
 
@@ -419,7 +376,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     high = 1.0
     while gaussian_delta(high, mu) > delta:
         high *= 2
-    return _bisected(lambda epsilon: gaussian_delta(epsilon, mu) > delta, 0.0, high)[1] + DISCRETE
+    return _bisect(lambda epsilon: gaussian_delta(epsilon, mu) > delta, 0.0, high)[1] + DISCRETE
 
 
 def gaussian_limit(alpha: float, epsilon: float, delta: float) -> float:
@@ -432,11 +389,11 @@ def gaussian_limit(alpha: float, epsilon: float, delta: float) -> float:
     """
     if epsilon <= 2 * DISCRETE:
         return 0.0
-    mu = _bisected(lambda mu: gaussian_delta(epsilon - DISCRETE, mu) * (1 + 1e-9) <= delta, 1e-9, 1e3)[0]
+    mu = _bisect(lambda mu: gaussian_delta(epsilon - DISCRETE, mu) * (1 + 1e-9) <= delta, 1e-9, 1e3)[0]
     return alpha * mu * mu / 2 * (1 - 1e-9)
 
 
-def _bisected(below: Callable[[float], bool], low: float, high: float) -> tuple[float, float]:
+def _bisect(below: Callable[[float], bool], low: float, high: float) -> tuple[float, float]:
     """Bisection: the last point where ``below`` is true and the first where it is false."""
     for _ in range(200):
         middle = (low + high) / 2

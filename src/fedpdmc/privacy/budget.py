@@ -9,10 +9,9 @@ from typing import Any
 
 from fedpdmc.errors import InputError
 from fedpdmc.privacy.accountant import USUAL_EXCESS, Sensitivity, account_limit, best_bound, best_order
-from fedpdmc.privacy.declared_bounds import Bounds
 from fedpdmc.privacy.ledger import Account, Ledger
-from fedpdmc.privacy.sensitivity import NEIGHBOURS
-from fedpdmc.validation import integer, positive, probability
+from fedpdmc.privacy.sensitivity import NEIGHBOURS, Bounds
+from fedpdmc.validation import integer, one_of, positive, probability
 
 # The smallest total excess rate of all private sites. The observed time that a budget covers grows in proportion to ρ,
 # and an effective sample takes ``1.6 + 4Mρ`` units of it: at Mρ = 1 there are 0.7 of the samples of a large rate, for
@@ -76,32 +75,30 @@ class Budget:
     seeded_for_tests: bool = False
 
     def __post_init__(self):
-        object.__setattr__(self, "epsilon", positive("Budget(epsilon)", self.epsilon))
-        object.__setattr__(self, "delta", probability("Budget(delta)", self.delta))
+        def put(name: str, value: Any) -> None:
+            object.__setattr__(self, name, value)
+
+        put("epsilon", positive("Budget(epsilon)", self.epsilon))
+        put("delta", probability("Budget(delta)", self.delta))
         if self.delta < LEAST_DELTA:
             raise InputError("Budget(delta)", repr(self.delta), f"Give at least {LEAST_DELTA:g}.")
-        if self.neighbours not in NEIGHBOURS:
-            allowed = ", ".join(map(repr, NEIGHBOURS))
-            raise InputError("Budget(neighbours)", repr(self.neighbours), f"Give one of {allowed}.")
-        if self.on_violation not in ("refuse", "clip"):
-            raise InputError("Budget(on_violation)", repr(self.on_violation), "Give 'refuse' or 'clip'.")
+        one_of("Budget(neighbours)", self.neighbours, tuple(NEIGHBOURS))
+        one_of("Budget(on_violation)", self.on_violation, ("refuse", "clip"))
         if not isinstance(self.bounds, Bounds):
             raise InputError("Budget(bounds)", type(self.bounds).__name__, "Give fedpdmc.Bounds(...).")
         if self.excess is not None:
-            object.__setattr__(self, "excess", positive("Budget(excess)", self.excess))
+            put("excess", positive("Budget(excess)", self.excess))
         if not (isinstance(self.release, (int, float)) and 0 <= self.release < 1):
             raise InputError("Budget(release)", repr(self.release), "Give a share of the budget, from 0 to below 1.")
-        for name in ("dataset", "study"):
-            value = getattr(self, name)
-            if not (isinstance(value, str) and value) and not (name == "dataset" and value is None):
+        for name, value in (("dataset", self.account_name), ("study", self.study)):
+            if not (isinstance(value, str) and value):
                 raise InputError(f"Budget({name})", repr(value), "Give a non-empty string.")
         if self.colluding is not None:
-            sites = integer("Budget(colluding)", self.colluding, remedy="Give a number of sites, from 0, or None.")
-            object.__setattr__(self, "colluding", sites)
+            remedy = "Give a number of sites, from 0, or None."
+            put("colluding", integer("Budget(colluding)", self.colluding, remedy=remedy))
         if self.granted is not None:
             epsilon, delta = self.granted
-            own = positive("Budget(granted)", epsilon), probability("Budget(granted)", delta)
-            object.__setattr__(self, "granted", own)
+            put("granted", (positive("Budget(granted)", epsilon), probability("Budget(granted)", delta)))
 
     @property
     def account_name(self) -> str:

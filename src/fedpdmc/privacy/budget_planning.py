@@ -14,11 +14,10 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import fill
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedpdmc.errors import InputError
 from fedpdmc.privacy.accountant import (
     Sensitivity,
     account_limit,
@@ -29,30 +28,20 @@ from fedpdmc.privacy.accountant import (
     run_cap,
 )
 from fedpdmc.privacy.budget import Budget
-from fedpdmc.privacy.declared_bounds import Bounds
 from fedpdmc.privacy.gaussian_mechanism import LEAST_HONEST, noise_multiplier
-from fedpdmc.privacy.sensitivity import ModelFacts, largest_row, predictor_reach, row_bounds, slopes
-from fedpdmc.validation import positive, probability
+from fedpdmc.privacy.sensitivity import Bounds, ModelFacts, largest_row, predictor_reach, row_bounds, slopes
+from fedpdmc.validation import one_of, positive, probability
 
 # The method that uses noisy derivatives alone.
 PRIVATE_LAPLACE = "private-laplace"
 
 
 class Schedule(NamedTuple):
-    """Costs of the releases of a run, fixed in advance.
+    """Costs of the releases of a run, fixed in advance."""
 
-    Attributes
-    ----------
-    steps : tuple of float
-        Relative costs of the steps.
-    gradient : float
-        The part of a step's cost that goes to the gradient; the rest goes to the Hessian.
-    usual : float
-        The share of the budget that is used if ``Budget(release=...)`` is zero. Zero: the run is refused.
-    """
-
-    steps: tuple[float, ...]
-    gradient: float
+    steps: tuple[float, ...]  # relative costs of the steps
+    gradient: float  # the part of a step's cost that goes to the gradient; the rest goes to the Hessian
+    # The share of the budget that is used if ``Budget(release=...)`` is zero. Zero: the run is refused.
     usual: float = 0.0
 
 
@@ -82,54 +71,26 @@ LEAST_SAMPLES = 1.0
 
 
 class Question(NamedTuple):
-    """A question to the planner.
+    """A question to the planner."""
 
-    Attributes
-    ----------
-    records : int
-        Records of the smallest site.
-    sites, dim : int
-    epsilon, delta : float
-    sensitivity : float
-        ``K_2`` of one record in posterior standard deviations.
-    samples : float
-        Effective samples wanted.
-    """
-
-    records: int
+    records: int  # records of the smallest site
     sites: int
     dim: int
     epsilon: float
     delta: float
-    sensitivity: float
-    samples: float
+    sensitivity: float  # ``K_2`` of one record in posterior standard deviations
+    samples: float  # effective samples wanted
 
 
 class Choice(NamedTuple):
-    """One way to spend a budget.
+    """One way to spend a budget."""
 
-    Attributes
-    ----------
-    excess : float
-        ρ of every site.
-    cap : float
-        T: observed time that the budget covers, over all chains.
-    horizon : float
-        H of a plan.
-    process_time : float
-        Process time over all chains that this leaves.
-    rounds : float
-        Rounds with a single chain; C chains need 1/C of them.
-    samples : float
-        Effective samples.
-    """
-
-    excess: float
-    cap: float
-    horizon: float
-    process_time: float
-    rounds: float
-    samples: float
+    excess: float  # ρ of every site
+    cap: float  # T: observed time that the budget covers, over all chains
+    horizon: float  # H of a plan
+    process_time: float  # process time over all chains that this leaves
+    rounds: float  # rounds with a single chain; C chains need 1/C of them
+    samples: float  # effective samples
 
 
 def usual_sensitivity(
@@ -140,9 +101,8 @@ def usual_sensitivity(
     The information of N M records of norm one is about ``N M w/d`` in every direction, and a record points in one of them.
     This assumes records spread evenly over directions; it is an estimate for planning. For logistic regression ``w ≤ ¼``.
     """
-    if neighbours not in FACTORS:
-        raise InputError("neighbours", repr(neighbours), f"Give one of {', '.join(map(repr, FACTORS))}.")
-    return FACTORS[neighbours] * math.sqrt(dim / (positive("records", records) * sites * curvature))
+    factor = FACTORS[one_of("neighbours", neighbours, tuple(FACTORS))]
+    return factor * math.sqrt(dim / (positive("records", records) * sites * curvature))
 
 
 def waste(arrivals: float, horizon: float, sites: int) -> float:
@@ -194,7 +154,7 @@ def answer(question: Question) -> Choice | None:
 
 def most_samples(question: Question) -> float:
     """The largest number of effective samples that the budget can buy, for any number of rounds."""
-    return max(c.samples for c in choices(question))
+    return max(choice.samples for choice in choices(question))
 
 
 def advice(question: Question) -> str:
@@ -221,38 +181,37 @@ def advice(question: Question) -> str:
 def table(question: Question, rows: int = 12) -> str:
     """The Pareto front as lines of text."""
     found = frontier(question)
+    step = max(1, len(found) // rows)
     lines = [
         f"{'excess':>10} {'observed':>10} {'horizon':>10} {'process':>10} {'rounds x chains':>16} {'effective':>10}"
     ]
-    step = max(1, len(found) // rows)
-    for c in [*found[::step], *([] if (len(found) - 1) % step == 0 else found[-1:])]:
-        lines.append(
-            f"{c.excess:>10.4g} {c.cap:>10.4g} {c.horizon:>10.4g} {c.process_time:>10.4g} {c.rounds:>16,.0f} "
-            f"{c.samples:>10.4g}"
-        )
+    shown = "{:>10.4g} {:>10.4g} {:>10.4g} {:>10.4g} {:>16,.0f} {:>10.4g}".format
+    lines += [shown(*choice) for choice in found[::step] + ([] if (len(found) - 1) % step == 0 else found[-1:])]
     return "\n".join(lines)
 
 
 def plot(questions: Sequence[Question], path: Path) -> None:
     """Plot the fronts of several questions, rounds against effective samples."""
+    curves = {}
+    for question in questions:
+        found = frontier(question)
+        label = f"{question.records:,} records, ε = {question.epsilon:g}"
+        curves[label] = [c.rounds for c in found], [c.samples for c in found]
+    _plot(curves, questions[0].samples, "rounds × chains", "effective samples", path)
+
+
+def _plot(curves: dict[str, Any], level: float, across: str, up: str, path: Path, **style: Any) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(6, 4))
-    for question in questions:
-        found = frontier(question)
-        axes.loglog(
-            [c.rounds for c in found],
-            [c.samples for c in found],
-            label=f"{question.records:,} records, ε = {question.epsilon:g}",
-        )
-    axes.axhline(questions[0].samples, linestyle=":", color="grey")
-    axes.set_xlabel("rounds × chains")
-    axes.set_ylabel("effective samples")
+    figure, axes = plt.subplots(figsize=(6, 4), layout="tight")
+    for label, (x, y) in curves.items():
+        axes.loglog(x, y, label=label, **style)
+    axes.axhline(level, linestyle=":", color="grey")
+    axes.set(xlabel=across, ylabel=up)
     axes.legend()
-    figure.tight_layout()
     figure.savefig(path)
     plt.close(figure)
 
@@ -319,18 +278,9 @@ def cells(
 
     where the ceilings' own second-order terms are bounded, not only those of the rates.
 
-    Parameters
-    ----------
-    steep : tuple
-        The result of `steepness`.
-    dim : int
-    rotating : bool
-    excess : (float, float)
-        ρ, and the bound on the rounding of a gradient.
-    control : (float, float)
-        Norms of the control variate's whitened Hessian, and of its slope on the plan.
-    farthest, speed, horizon : (C,)
-        Euclidean norms of position and speed on the whole plan, and its length.
+    ``steep`` is the result of `steepness`; ``excess`` has ρ and the bound on the rounding of a gradient, ``control`` norms
+    of the control variate's whitened Hessian and of its slope on the plan; ``farthest``, ``speed`` and ``horizon`` (C,) are
+    Euclidean norms of position and speed on the whole plan, and its length.
     """
     gradient, second, third, reach = steep
     curvature, slope = control
@@ -404,27 +354,16 @@ def one_shot_error(question: Question, colluding: int | None = None) -> float:
 def ways(question: Question, colluding: int = COLLUDING) -> list[Way]:
     """All ways, best first."""
     samples = exact_samples(question)
-    found = [
-        Way(
-            "one shot",
-            one_shot_error(question),
-            'method="private-laplace": four rounds of noisy derivatives. Not exact; its intervals allow for the noise.',
-        ),
-        Way(
-            "exact chain",
-            math.inf if samples <= 0 else 1 / math.sqrt(samples),
-            f"dynamics=fedpdmc.FactorisedBoomerang(): exact draws, about {samples:.2g} effective samples.",
-        ),
-    ]
+    shot = 'method="private-laplace": four rounds of noisy derivatives. Not exact; its intervals allow for the noise.'
+    chain = f"dynamics=fedpdmc.FactorisedBoomerang(): exact draws, about {samples:.2g} effective samples."
+    found = [Way("one shot", one_shot_error(question), shot)]
+    found.append(Way("exact chain", math.inf if samples <= 0 else 1 / math.sqrt(samples), chain))
     if question.sites - colluding >= LEAST_HONEST:
-        found.append(
-            Way(
-                "secure sum",
-                one_shot_error(question, colluding),
-                f"one shot with Budget(colluding={colluding}): sites share the noise of their sum, and at most {colluding} "
-                f"of {question.sites} may collude with the coordinator.",
-            )
+        shared = (
+            f"one shot with Budget(colluding={colluding}): sites share the noise of their sum, and at most {colluding} "
         )
+        shared += f"of {question.sites} may collude with the coordinator."
+        found.append(Way("secure sum", one_shot_error(question, colluding), shared))
     return sorted(found, key=lambda way: way.error)
 
 
@@ -460,23 +399,7 @@ def _relations(question: Question, neighbours: str, colluding: int) -> list[str]
 
 def plot_comparison(question: Question, path: Path, colluding: int = COLLUDING) -> None:
     """Plot the errors of all ways against ε."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(6, 4))
     epsilons = [question.epsilon * 2.0**k for k in range(-3, 4)]
-    for name in sorted(way.name for way in ways(question, colluding)):
-        errors = [
-            next(w.error for w in ways(question._replace(epsilon=epsilon), colluding) if w.name == name)
-            for epsilon in epsilons
-        ]
-        axes.loglog(epsilons, errors, marker="o", label=name)
-    axes.axhline(1.0, linestyle=":", color="grey")
-    axes.set_xlabel("ε")
-    axes.set_ylabel("error of the mean, posterior sd")
-    axes.legend()
-    figure.tight_layout()
-    figure.savefig(path)
-    plt.close(figure)
+    each = [{way.name: way.error for way in ways(question._replace(epsilon=x), colluding)} for x in epsilons]
+    curves = {name: (epsilons, [errors[name] for errors in each]) for name in sorted(each[0])}
+    _plot(curves, 1.0, "ε", "error of the mean, posterior sd", path, marker="o")

@@ -145,24 +145,12 @@ LEAST_HONEST = 2
 
 
 class ShareTerms(NamedTuple):
-    """The public terms that all sites of a sum must agree on.
+    """The public terms that all sites of a sum must agree on."""
 
-    Attributes
-    ----------
-    parties : int
-        M: sites that add noise.
-    colluding : int
-        t: sites that may collude with the coordinator, at most ``M − 2``.
-    step : int
-        Which release of the run this is.
-    gradient, hessian : float
-        Standard deviations of each site's share; zero if no noise is needed.
-    """
-
-    parties: int
-    colluding: int
-    step: int
-    gradient: float
+    parties: int  # M: sites that add noise
+    colluding: int  # t: sites that may collude with the coordinator, at most ``M − 2``
+    step: int  # which release of the run this is
+    gradient: float  # sd of each site's share, as for the Hessian; zero if no noise is needed
     hessian: float
 
     @property

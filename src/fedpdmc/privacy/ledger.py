@@ -19,7 +19,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,9 +33,6 @@ RESERVED = " reserved"
 DAMAGED = "it does not have the terms of an account. Restore an intact copy."
 # The reply if the computation failed at the site.
 FAULT = b"fault"
-COLUMNS = (
-    "dataset", "study", "run", "kind", "round", "request", "reply", "exposure", "cost", "spent", "time", "detail",
-)  # fmt: skip
 
 
 class LedgerRequest(NamedTuple):
@@ -91,6 +88,9 @@ class Entry(NamedTuple):
     hash: bytes
 
 
+COLUMNS = Entry._fields[1:-1]
+
+
 def added(spent: float, cost: float) -> float:
     """The total after a charge, rounded up, so that a small charge is never lost in a large total."""
     return math.nextafter(spent + cost, math.inf) if cost > 0 else spent
@@ -133,7 +133,7 @@ def account_of(entry: Entry) -> Account:
     return found
 
 
-def read(path: str | os.PathLike[str], db: sqlite3.Connection | None = None) -> list[Entry]:
+def read(path: str | os.PathLike[str]) -> list[Entry]:
     """All entries of a ledger, checked: the file, the chain of hashes, and the running totals.
 
     Raises
@@ -142,48 +142,57 @@ def read(path: str | os.PathLike[str], db: sqlite3.Connection | None = None) -> 
         The file is damaged or inconsistent.
     """
     where = Path(path)
-    own = None
+    if not where.is_file():
+        raise InputError("ledger", str(path), "Give the file of a ledger.")
+    # Not read-only: SQLite rolls back an unfinished transaction of a killed process on opening.
+    with closing(sqlite3.connect(f"{where.resolve().as_uri()}?mode=rw", uri=True, timeout=5.0)) as db:
+        return _replay(where, db)[0]
+
+
+Totals = dict[tuple[str, ...], float]
+
+
+def _replay(path: Path, db: sqlite3.Connection) -> tuple[list[Entry], Totals]:
+    """All entries, each of which follows from those before it, and the totals after the last one."""
     try:
-        if db is None:
-            if not where.is_file():
-                raise InputError("ledger", str(path), "Give the file of a ledger.")
-            # Not read-only: SQLite rolls back an unfinished transaction of a killed process on opening.
-            own = db = sqlite3.connect(f"{where.resolve().as_uri()}?mode=rw", uri=True, timeout=5.0)
         if (state := db.execute("PRAGMA integrity_check").fetchone()[0]) != "ok":
             raise sqlite3.DatabaseError(state)
-        version = db.execute("SELECT format FROM meta").fetchone()
-        if version != (FORMAT,):
+        if (version := db.execute("SELECT format FROM meta").fetchone()) != (FORMAT,):
             raise sqlite3.DatabaseError(f"format {version}")
         rows = db.execute(f"SELECT seq, {', '.join(COLUMNS)}, hash FROM entries ORDER BY seq").fetchall()
     except (sqlite3.Error, UnicodeDecodeError) as error:
-        raise explained(where, "read", error) from error
-    finally:
-        if own is not None:
-            own.close()
-    _verify(where, rows)
-    return [Entry(*row) for row in rows]
-
-
-def _verify(path: Path, rows: list[tuple[Any, ...]]) -> None:
-    previous, spent, reserved = b"", {}, {}
-    for place, (seq, *middle, digest) in enumerate(rows, 1):
-        dataset, cost, total = middle[0], middle[8], middle[9]
+        raise explained(path, "read", error) from error
+    entries, totals, reserved = [Entry(*row) for row in rows], Totals(), {}
+    previous = b""
+    for place, (e, (_, *row, _)) in enumerate(zip(entries, rows, strict=True), 1):
         # SQLite stores any kind of value in any column.
-        if not isinstance(cost, (int, float)) or not isinstance(total, (int, float)):
-            raise _does_not_fit(path, place)
-        expected = settled(spent.get(dataset, 0.0), reserved.pop(tuple(middle[:5]), 0.0), cost)
-        spent[dataset] = total
-        if str(middle[3]).endswith(RESERVED):
-            reserved[*middle[:3], middle[3].removesuffix(RESERVED), middle[4]] = cost
-        if seq != place or entry_hash(previous, seq, tuple(middle)) != digest or not cost >= 0 or total != expected:
-            raise _does_not_fit(path, place)
-        previous = digest
+        good = all(isinstance(x, (int, float)) for x in (e.exposure, e.cost, e.spent)) and isinstance(e.kind, str)
+        good = good and e.seq == place and entry_hash(previous, e.seq, tuple(row)) == e.hash and e.cost >= 0
+        if good:
+            request = LedgerRequest(*e[1:6], e.request)
+            before = reserved.pop(request[:5], 0.0)
+            totals |= _after(totals, request, Reply(e.reply, e.exposure, e.cost), before)
+            if e.kind.endswith(RESERVED):
+                reserved[request._replace(kind=e.kind.removesuffix(RESERVED))[:5]] = e.cost
+        if not good or totals["spent", e.dataset] != e.spent:
+            raise LedgerError(
+                f"{path} is damaged: entry {place} does not follow from those before it. Restore an intact copy."
+            )
+        previous = e.hash
+    return entries, totals
 
 
-def _does_not_fit(path: Path, place: int) -> LedgerError:
-    return LedgerError(
-        f"{path} is damaged: entry {place} does not follow from those before it. Restore an intact copy."
-    )
+def _after(totals: Totals, request: LedgerRequest, reply: Reply, reserved: float) -> Totals:
+    """The totals that a reply changes, and the reservation for it."""
+    dataset, study, run, kind = request[:4]
+    keys = (("spent", dataset), ("spent", dataset, study))
+    new = {key: settled(totals.get(key, 0.0), reserved, float(reply.cost)) for key in keys}
+    more: Totals = {}
+    if kind == "round":
+        more = {("observed", dataset, study, run): reply.exposure, ("answers", dataset, study, run): 1.0}
+    elif kind == "release":
+        more = {("releases", dataset): 1.0}
+    return new | {key: totals.get(key, 0.0) + value for key, value in more.items()}
 
 
 # Seconds by which the system clock may go backwards, as after a correction, before it counts as set back.
@@ -231,25 +240,16 @@ class Ledger:
         weakref.finalize(self, close, self._db, self._lock)
         self._secret, self._stale = b"", False
         self._accounts: dict[str, Account] = {}
-        # Keys returned by `_after`.
-        self._totals: dict[tuple[str, ...], float] = {}
-        self._pending: list[tuple[tuple[int, bytes, float], dict[tuple[str, ...], float]]] = []
+        self._totals: Totals = {}
+        self._pending: list[tuple[tuple[int, bytes, float], Totals]] = []
         self._load()
 
     def _load(self) -> None:
-        """Read and check the file."""
-        entries = read(self.path, self._db)
+        entries, self._totals = _replay(self.path, self._db)
         self._secret, file = self._db.execute("SELECT secret, file FROM meta").fetchone()
         check_file(self.path, file)
         check_head(self.path, self._secret, entries)
         self._accounts = {e.dataset: account_of(e) for e in entries if e.kind == "account"}
-        self._totals, reserved = {}, {}
-        for e in entries:
-            key = (e.dataset, e.study, e.run, e.kind, e.round)
-            before = reserved.pop(key, 0.0)
-            self._totals |= self._after(LedgerRequest(*key, e.request), Reply(e.reply, e.exposure, e.cost), before)
-            if e.kind.endswith(RESERVED):
-                reserved[*key[:3], e.kind.removesuffix(RESERVED), e.round] = e.cost
         self._head = (entries[-1].seq, entries[-1].hash, entries[-1].time) if entries else (0, b"", 0.0)
         self._stale = False
 
@@ -303,20 +303,6 @@ class Ledger:
         """Number of releases of a data set, over all studies."""
         return int(self._totals.get(("releases", dataset), 0))
 
-    def _after(self, request: LedgerRequest, reply: Reply, reserved: float) -> dict[tuple[str, ...], float]:
-        """The totals that a reply changes, and the reservation for it."""
-        dataset, study, run, kind = request[:4]
-        keys = (("spent", dataset), ("spent", dataset, study))
-        new: dict[tuple[str, ...], float] = {
-            key: settled(self._totals.get(key, 0.0), reserved, float(reply.cost)) for key in keys
-        }
-        added_up: list[tuple[tuple[str, ...], float]] = []
-        if kind == "round":
-            added_up = [(("observed", dataset, study, run), reply.exposure), (("answers", dataset, study, run), 1.0)]
-        elif kind == "release":
-            added_up = [(("releases", dataset), 1.0)]
-        return new | {key: self._totals.get(key, 0.0) + more for key, more in added_up}
-
     def released(self, dataset: str, study: str, asked: bytes = b"") -> float:
         """The cost of one study's releases, rounded up; ``asked``: a request to leave out.
 
@@ -338,7 +324,7 @@ class Ledger:
         found = self._scalar(f"SELECT request FROM entries WHERE {WHERE}", *request[:5])
         return found is not None and bytes(found) == request.hash
 
-    def told(self, dataset: str, study: str, run: str, reply: bytes) -> bool:
+    def has_replied(self, dataset: str, study: str, run: str, reply: bytes) -> bool:
         """Whether a run ever received this reply."""
         where = "dataset = ? AND study = ? AND run = ? AND kind = 'round' AND reply = ?"
         return bool(self._scalar(f"SELECT count(*) FROM entries WHERE {where}", dataset, study, run, reply))
@@ -356,17 +342,15 @@ class Ledger:
     def begin(self, dataset: str, study: str, run: str, records: bytes, detail: str) -> None:
         """Record that a run begins on records with this hash; the same records may have one name only."""
         with self._mutex:
-            other = self._scalar(
-                "SELECT dataset FROM entries WHERE kind = 'open' AND request = ? AND dataset <> ?", records, dataset
-            )
+            query = "SELECT dataset FROM entries WHERE kind = 'open' AND request = ? AND dataset <> ?"
+            other = self._scalar(query, records, dataset)
             if other is not None:
                 raise LedgerError(
                     f"The records of data set {dataset!r} are in {self.path} as {other!r} already: one data set has one "
                     f"budget. Declare Budget(dataset={other!r})."
                 )
-            self.answer(
-                LedgerRequest(dataset, study, run, "open", 0, records), 0.0, lambda key: Reply(b"", 0.0, 0.0), detail
-            )
+            request = LedgerRequest(dataset, study, run, "open", 0, records)
+            self.answer(request, 0.0, lambda key: Reply(b"", 0.0, 0.0), detail)
 
     def answer(
         self,
@@ -378,20 +362,9 @@ class Ledger:
     ) -> bytes:
         """The reply to a request: the stored one if there is one, else charged, computed by ``work``, stored and returned.
 
-        The maximum cost is reserved before ``work`` begins. ``work`` runs without holding the ledger's lock. If it raises,
-        the reservation stays charged until the same request is repeated.
-
-        Parameters
-        ----------
-        request : LedgerRequest
-        most : float
-            The maximum cost of the reply.
-        work : callable
-            Computes the reply from 32 secret bytes, which are a function of the request.
-        detail : str
-            Recorded in the entry.
-        granted : float
-            The part of the account that the request's study may spend.
+        The maximum cost, ``most``, is reserved before ``work`` computes the reply from 32 secret bytes, which are a function
+        of the request. ``work`` runs without holding the ledger's lock. If it raises, the reservation stays charged until
+        the same request is repeated. ``granted`` is the part of the account that the request's study may spend.
 
         Raises
         ------
@@ -403,7 +376,7 @@ class Ledger:
             The ledger cannot be written or trusted.
         """
         with self._mutex, self._transaction():
-            if (stored := self._stored(request)) is not None:
+            if (stored := self._entry(request, "reply")) is not None:
                 return stored
             reserved = self._reserved(request)
             if reserved is not None and most > reserved:
@@ -419,7 +392,7 @@ class Ledger:
         if not 0 <= reply.cost <= most:
             raise LedgerError(f"A reply costs {reply.cost!r}, more than its reservation of {most!r}.")
         with self._mutex, self._transaction():
-            if (stored := self._stored(request)) is not None:
+            if (stored := self._entry(request, "reply")) is not None:
                 return stored
             self._append(request, reply, detail)
         return reply.content
@@ -444,24 +417,21 @@ class Ledger:
         text = json.dumps([*request[:5], request.hash.hex()]).encode()
         return hmac.new(self._secret, text, hashlib.sha256).digest()
 
-    def _stored(self, request: LedgerRequest) -> bytes | None:
-        """The stored reply to a request."""
-        found = self._db.execute(f"SELECT request, reply FROM entries WHERE {WHERE}", request[:5]).fetchone()
-        return None if found is None else self._same(request, *found)
-
-    def _reserved(self, request: LedgerRequest) -> float | None:
-        """The reservation for a request."""
-        kept = request._replace(kind=request.kind + RESERVED)
-        found = self._db.execute(f"SELECT request, cost FROM entries WHERE {WHERE}", kept[:5]).fetchone()
-        return None if found is None else self._same(request, *found)
-
-    def _same(self, request: LedgerRequest, known: bytes, value: Any) -> Any:
+    def _entry(self, request: LedgerRequest, column: str) -> Any:
+        """What the entry of a request has in a column; None without one."""
+        found = self._db.execute(f"SELECT request, {column} FROM entries WHERE {WHERE}", request[:5]).fetchone()
+        if found is None:
+            return None
+        known, value = found
         if bytes(known) != request.hash:
             raise PlanRefused(
                 f"Round {request.round} of run {request.run!r} was answered for another plan: repeat the plan that was "
                 "answered (code OTHER_PLAN)."
             )
         return bytes(value) if isinstance(value, bytes) else value
+
+    def _reserved(self, request: LedgerRequest) -> float | None:
+        return self._entry(request._replace(kind=request.kind + RESERVED), "cost")
 
     def _append(self, request: LedgerRequest, reply: Reply, detail: str) -> None:
         seq, previous, last = self._head
@@ -470,7 +440,7 @@ class Ledger:
             raise LedgerError(
                 f"The clock is {last - now:.0f} s before the last entry of {self.path}: it was set back. Correct the clock."
             )
-        totals = self._after(request, reply, self._reserved(request) or 0.0)
+        totals = _after(self._totals, request, reply, self._reserved(request) or 0.0)
         row = (
             *request[:5], request.hash, reply.content, float(reply.exposure), float(reply.cost),
             totals["spent", request.dataset], now, detail,
@@ -543,17 +513,7 @@ class Ledger:
 def rewound(ledger: str | Path, copy: str | Path, run: str, study: str) -> str:
     """Copy a ledger, checked, without the first entry of a run and all that follow; returns the run's data set.
 
-    A run with releases alone has no entry of its own and is found by its study.
-
-    Parameters
-    ----------
-    ledger : path
-    copy : path
-        The new file; it must not exist.
-    run : str
-        Its name in the ledger.
-    study : str
-        Its study.
+    The new file must not exist. A run with releases alone has no entry of its own and is found by its study.
     """
     entries = read(ledger)
     of_run = [entry for entry in entries if entry.run == run]

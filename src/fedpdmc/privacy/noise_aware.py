@@ -40,23 +40,13 @@ LEAST_EIGENVALUE = 1e-2
 
 
 class NoisyRelease(NamedTuple):
-    """Noisy derivatives of the log likelihood of all sites together, at one point.
+    """Noisy derivatives of the log likelihood of all sites together, at one point."""
 
-    Attributes
-    ----------
-    x, gradient : arrays of shape (d,)
-    hessian : array of shape (d, d)
-    gradient_sd : array of shape (d,)
-        Standard deviations of the noise, by coordinate.
-    hessian_sd : array of shape (d, d)
-        The same by entry; entries (i, j) and (j, i) have the same noise.
-    """
-
-    x: np.ndarray
-    gradient: np.ndarray
-    hessian: np.ndarray
-    gradient_sd: np.ndarray
-    hessian_sd: np.ndarray
+    x: np.ndarray  # (d,)
+    gradient: np.ndarray  # (d,)
+    hessian: np.ndarray  # (d, d)
+    gradient_sd: np.ndarray  # (d,): standard deviations of the noise, by coordinate
+    hessian_sd: np.ndarray  # (d, d): the same by entry; entries (i, j) and (j, i) have the same noise
 
 
 class Gaussian(NamedTuple):
@@ -142,7 +132,8 @@ def _hessians(release: NoisyRelease, prior: Gaussian, rng: np.random.Generator) 
     error = np.broadcast_to(start - center, (HESSIANS, *start.shape))
     now = log_density(error)
     for _ in range(SWEEPS):
-        error, now = _slice(error, now, log_density, _symmetric_noise(sd, HESSIANS, rng), rng)
+        upper = np.triu(rng.standard_normal(error.shape) * sd)
+        error, now = _slice(error, now, log_density, upper + np.swapaxes(np.triu(upper, 1), -1, -2), rng)
     return center + error
 
 
@@ -151,12 +142,6 @@ def _evidence(release: NoisyRelease, hessian: np.ndarray, mean: np.ndarray, cov:
     spread = hessian + np.diag(release.gradient_sd**2) + hessian @ cov @ hessian
     off = release.gradient + hessian @ (mean - release.x)
     return -0.5 * (np.linalg.slogdet(spread)[1] + np.sum(off * np.linalg.solve(spread, off[..., None])[..., 0], -1))
-
-
-def _symmetric_noise(sd: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Symmetric matrices of independent Gaussian entries."""
-    upper = np.triu(rng.standard_normal((count, *sd.shape)) * sd)
-    return upper + np.swapaxes(np.triu(upper, 1), -1, -2)
 
 
 def _slice(error, now, log_density, other, rng: np.random.Generator):

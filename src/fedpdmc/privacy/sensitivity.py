@@ -9,13 +9,133 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import NamedTuple
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedpdmc.errors import InputError
 from fedpdmc.privacy.accountant import Sensitivity, up
-from fedpdmc.privacy.declared_bounds import ROUNDING, Bounds
+from fedpdmc.validation import integer
+
+# Relative tolerance for a record on the border, whose norm is rounded.
+ROUNDING = 1e-9
+# Default of most_records. Rounding of a sum over that many records is below 2⁻⁹ of the sensitivity to one record. It grows
+# with the square of their number: at 2²⁴ it is 2⁻⁵, and beyond that no run stays below the limit of one tenth.
+MOST_RECORDS, LARGEST_MOST_RECORDS = 1 << 22, 1 << 24
+
+
+@dataclass(frozen=True, eq=False)
+class Bounds:
+    """Bounds on a site's records, declared in advance and never computed from the data.
+
+    Parameters
+    ----------
+    norm : float, optional
+        The Euclidean norm of a record's covariates is at most this (for `gaussian_mean`: of the record).
+    box : float or array of shape (d,), optional
+        Each covariate is at most this in absolute value. If ``norm`` is given too, both hold.
+    outcome : (low, high), optional
+        The range of the outcome (for `ar1_student_t`: of every value of a series).
+    offset : (low, high), optional
+        The range of the offsets of `poisson`; zero if left out.
+    region : float or array of shape (d,), optional
+        The parameters stay within ``|x_j| ≤ region_j``: the site refuses plans that leave it. Needed if a gradient
+        grows without bound.
+    weight : float
+        The largest weight of a record; with trials times their largest number.
+    columns : mapping, optional
+        The ranges ``(low, high)`` of the columns of a model file, by name. Binary columns and levels need none.
+    most_records : int
+        An upper bound on the number of records (of transitions, for series), at most 16,777,216. It bounds the rounding
+        error of sums.
+    """
+
+    norm: float | None = None
+    box: Any = None
+    outcome: tuple[float, float] | None = None
+    offset: tuple[float, float] | None = None
+    region: Any = None
+    most_records: int = MOST_RECORDS
+    columns: Any = None
+    weight: float = 1.0
+
+    def __post_init__(self):
+        def put(name: str, check: Callable[[str, Any], Any]) -> None:
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, check(f"Bounds({name})", value))
+
+        for name in ("norm", "weight"):
+            put(name, lambda argument, value: float(_sizes(argument, value, scalar=True)))
+        put(
+            "most_records", lambda argument, value: integer(argument, value, 1, sys.maxsize, "Give a positive integer.")
+        )
+        if self.most_records > LARGEST_MOST_RECORDS:
+            raise InputError(
+                "Bounds(most_records)",
+                f"{self.most_records:,}",
+                f"Give at most {LARGEST_MOST_RECORDS:,}: in a sum over more records rounding would hide what one record "
+                "changes. Divide the records among several sites (in a contract: [limits] records).",
+            )
+        for name, check in (("box", _sizes), ("region", _sizes), ("outcome", _interval), ("offset", _interval)):
+            put(name, check)
+        if self.columns is not None:
+            ranges = {str(name): _interval(f"Bounds(columns: {name})", x) for name, x in dict(self.columns).items()}
+            object.__setattr__(self, "columns", ranges)
+
+    def sizes(self, name: str, dim: int) -> np.ndarray | None:
+        """``box`` or ``region`` by coordinate."""
+        value = getattr(self, name)
+        if value is None:
+            return None
+        if value.ndim and value.shape != (dim,):
+            raise InputError(f"Bounds({name})", f"shape {value.shape}", f"Give a number or an array of shape ({dim},).")
+        return np.broadcast_to(value, (dim,))
+
+    def clip_rows(self, rows: np.ndarray) -> np.ndarray:
+        """Covariates moved into the box, then scaled into the ball (which keeps them in the box)."""
+        box = self.sizes("box", rows.shape[1])
+        clipped = rows if box is None else np.clip(rows, -box, box)
+        if self.norm is None:
+            return clipped
+        length = np.linalg.norm(clipped, axis=1, keepdims=True)
+        outside = length > self.norm * (1 + ROUNDING)
+        return np.where(outside, clipped * (self.norm / np.maximum(length, 1e-300)), clipped)
+
+    def clip_values(self, name: str, values: np.ndarray) -> np.ndarray:
+        """Outcomes or offsets moved into their range."""
+        interval = getattr(self, name)
+        return values if interval is None else np.clip(values, *interval)
+
+    def describe(self) -> dict[str, Any]:
+        """The bounds as plain numbers, for reports."""
+        known = {field.name: value for field in fields(self) if (value := getattr(self, field.name)) is not None}
+        return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in known.items()}
+
+
+def _sizes(argument: str, value: Any, scalar: bool = False) -> np.ndarray:
+    try:
+        array = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        array = np.asarray(math.nan)
+    if array.ndim > (0 if scalar else 1) or array.size == 0 or not np.all((array > 0) & np.isfinite(array)):
+        raise InputError(argument, repr(value), "Give positive finite numbers.")
+    return array
+
+
+def _interval(argument: str, value: Any) -> tuple[float, float]:
+    try:
+        low, high = (float(end) for end in value)
+    except (TypeError, ValueError) as error:
+        raise InputError(argument, repr(value), "Give (low, high).") from error
+    if not -math.inf < low <= high < math.inf:
+        raise InputError(argument, repr(value), "Give finite numbers, the lower one first.")
+    return low, high
+
+
+# Sensitivity ---------------------------------------------------------------------------------------------------------
 
 NEIGHBOURS = {
     "replace": "one record is replaced by any other",
@@ -29,26 +149,13 @@ WIDEST = 8.0
 
 
 class ModelFacts(NamedTuple):
-    """The public facts about a model that determine its sensitivity.
+    """The public facts about a model that determine its sensitivity."""
 
-    Attributes
-    ----------
-    loss : {"logistic", "student_t", "poisson", "cox", "gaussian_mean", "linear"}
-    dim : int
-        Number of the model's own parameters.
-    rows : int
-        Number of likelihood terms that one record contributes (the transitions of a series).
-    weight : float or array
-        ``1/scale²`` of Gaussian models.
-    df, scale : float
-        Parameters of Student-t models.
-    """
-
-    loss: str
-    dim: int
-    rows: int = 1
-    weight: float | np.ndarray = 1.0
-    df: float = 1.0
+    loss: str  # one of logistic, student_t, poisson, cox, gaussian_mean, linear
+    dim: int  # number of the model's own parameters
+    rows: int = 1  # number of likelihood terms that one record contributes (the transitions of a series)
+    weight: float | np.ndarray = 1.0  # ``1/scale²`` of Gaussian models
+    df: float = 1.0  # of Student-t models, as is the scale
     scale: float = 1.0
     series: bool = False
 
@@ -90,19 +197,7 @@ def _slopes(model: ModelFacts, bounds: Bounds) -> Slopes:
 def sensitivity(model: ModelFacts, bounds: Bounds, neighbours: str, scale: np.ndarray) -> Sensitivity:
     """``K_∞, K_1, K_2`` of a site's potential in whitened coordinates ``x = c + S a``.
 
-    Parameters
-    ----------
-    model : ModelFacts
-    bounds : Bounds
-        Declared bounds of the records.
-    neighbours : {"replace", "add-remove", "label"}
-    scale : array of shape (k, d)
-        The rows of S for the model's own parameters.
-
-    Raises
-    ------
-    InputError
-        A bound that the guarantee needs is not declared.
+    ``scale`` (k, d) has the rows of S for the model's own parameters. A bound that the guarantee needs must be declared.
     """
     scale = np.atleast_2d(np.asarray(scale, dtype=np.float64))
     _check(model, bounds, neighbours)
@@ -119,7 +214,10 @@ def sensitivity(model: ModelFacts, bounds: Bounds, neighbours: str, scale: np.nd
 
 def _changes(model: ModelFacts, bounds: Bounds, neighbours: str, scale: np.ndarray) -> Sensitivity:
     if model.loss == "cox":
-        return _cells(scale, neighbours)
+        # One point more or less changes the count of one cell by one, one point moved changes two.
+        factor, rows = 2.0 if neighbours == "replace" else 1.0, np.abs(scale)
+        sizes = rows.max(), rows.sum(1).max(), np.linalg.norm(rows, axis=1).max()
+        return Sensitivity(*(factor * float(size) for size in sizes))
     if model.loss == "gaussian_mean":
         return _means(model, bounds, neighbours, scale)
     slope = slopes(model, bounds, neighbours)
@@ -236,17 +334,6 @@ def _corners(box: np.ndarray, scale: np.ndarray) -> tuple[float, float]:
     return float(np.abs(corners).sum(1).max()), float(np.linalg.norm(corners, axis=1).max())
 
 
-def _cells(scale: np.ndarray, neighbours: str) -> Sensitivity:
-    """Cells of a Cox grid: one point more or less changes one count by one, one point moved changes two."""
-    factor = 2.0 if neighbours == "replace" else 1.0
-    rows = np.abs(scale)
-    return Sensitivity(
-        factor * float(rows.max()),
-        factor * float(rows.sum(1).max()),
-        factor * float(np.linalg.norm(rows, axis=1).max()),
-    )
-
-
 def _means(model: ModelFacts, bounds: Bounds, neighbours: str, scale: np.ndarray) -> Sensitivity:
     """Gaussian means: a record's gradient is ``w (x − y)``, so x matters only if a record is added or removed."""
     weight = np.broadcast_to(model.weight, (model.dim,))
@@ -261,3 +348,145 @@ def _means(model: ModelFacts, bounds: Bounds, neighbours: str, scale: np.ndarray
         raise _missing(model, neighbours)
     of_x = largest_row(Bounds(box=region), weighted)
     return Sensitivity(*(one + other for one, other in zip(of_record, of_x, strict=True)))
+
+
+# Rounding ------------------------------------------------------------------------------------------------------------
+#
+# A bound on the rounding error of a site's gradient, from public facts; it is added to the sensitivity K.
+#
+# A site computes ``Σ_n ℓ'(ξ_n·a + o_n) ξ_n``, with whitened records, in 64-bit numbers. With ``γ_n = n u/(1 − n u)`` and
+# u = 2⁻⁵³, the error of a sum of n terms is at most γ_n times the sum of their sizes, in any order of summation. Hence,
+# for at most N terms with ``|ℓ'| ≤ s₁`` and ``|ℓ''| ≤ s₂``, predictors with error δz, and k a bound on
+# ``‖ |S|ᵀ|ξ| ‖``, the error of the gradient is at most
+#
+#     r = N k (s₂ δz + s₁ (γ_N + γ_{d+16})),    δz = γ_{2d+8} (k |a| + |ξ| |c| + |o|).
+#
+# Two neighbours' computed gradients differ by at most K + 2r. A rate is compared with levels on a grid: near a level λ their
+# spacing is at most ``max(2⁻⁵⁵, 2⁻⁵² λ)``, which counts as an error of the rate. Per unit of speed, at least 2⁻²⁰,
+# that is ``2⁻³⁵ + 2⁻⁵²(|G_i| + ρ)`` in each coordinate, hence ``√d 2⁻³⁵ + 2⁻⁵²(|G| + √d ρ)`` in Euclidean norm.
+#
+# The bound needs a limit on the distance of plans from the centre, and one on the slope of the public control variate. Both
+# are chosen here, from public facts, so that r is small compared with K.
+
+UNIT = 2.0**-53
+# Largest and smallest limit on the whitened distance of plans.
+FARTHEST, NEAREST = 1e6, 1e3
+# Target and hard limit of the rounding error, as shares of K.
+USUAL_SHARE, LARGEST_SHARE = 0.01, 0.1
+# The largest slope of a control variate, in units of K: its rounding error d u·2³⁶ is d 2⁻¹⁷ of K.
+STEEPEST = 2.0**36
+# A slope beyond that of any useful control variate.
+MOST_SLOPE = 1e12
+# Spacing of low levels, 2⁻⁵⁵, at the least speed of a coordinate that flips, 2⁻²⁰.
+LEVELS = 2.0**-35
+# Limit on log intensities of a Cox model: beyond it, a count would be lost in the rounding of an intensity.
+COX_REGION = 20.0
+
+
+class Limits(NamedTuple):
+    """The limits that a site puts on every plan of a run, and the resulting K, from public facts alone."""
+
+    distance: float  # Euclidean norm of ``(a, v)`` on rotations, of ``a`` on lines, on a whole plan
+    slope: float  # the largest ``|∇q|`` of the control variate, in whitened coordinates, on a whole plan
+    rounding: float  # ``r``, included in `sensitivity`
+    sensitivity: Sensitivity  # ``K + 2r``
+
+
+def gamma(n: float) -> float:
+    """``n u/(1 − n u)``, rounded up."""
+    return up(n * UNIT / (1 - n * UNIT))
+
+
+def limits(
+    model: ModelFacts,
+    bounds: Bounds,
+    neighbours: str,
+    scale: np.ndarray,
+    center: np.ndarray,
+    exact: Sensitivity,
+    excess: float = 0.0,
+) -> Limits:
+    """The widest limits at which rounding is small compared with K, which is ``exact`` in real arithmetic.
+
+    ``scale`` (k, d) and ``center`` (k,) are the rows of S, and the centre, of the site's own parameters; ``excess`` is an
+    upper bound on the excess rate. Refused are coordinates in which rounding is as large as the effect of one record.
+    """
+    distance, slope = _within_region(bounds, scale, center), min(STEEPEST * exact.k_2, MOST_SLOPE)
+    dim, wide = scale.shape[1], math.sqrt(scale.shape[1])
+    while True:
+        # The rounding of the gradient is at least γ_34 of a bound of its size, so levels add less than a sixteenth of it.
+        off = 17 / 16 * gradient_rounding(model, bounds, neighbours, scale, center, distance)
+        off = up(off + 4 * UNIT * ((dim + 4) * slope + wide * excess) + wide * LEVELS)
+        share = 2 * off / exact.k_2
+        if share <= USUAL_SHARE or distance <= NEAREST:
+            break
+        distance /= 10
+    if not share <= LARGEST_SHARE:
+        raise InputError(
+            "reference",
+            f"coordinates in which rounding can change a rate by {share:.3g} of the effect of one record",
+            "Use a reference with the centre and scale of the posterior, bounds and a region no wider than needed, and "
+            "most_records=... no larger.",
+        )
+    k_inf, k_1, k_2 = exact
+    return Limits(distance, slope, off, Sensitivity(up(k_inf + 2 * off), up(k_1 + 2 * wide * off), up(k_2 + 2 * off)))
+
+
+def gradient_rounding(
+    model: ModelFacts, bounds: Bounds, neighbours: str, scale: np.ndarray, center: np.ndarray, distance: float
+) -> float:
+    """A bound on the Euclidean norm of the rounding error of ``Sᵀ∇U_m`` at whitened distance at most ``distance``."""
+    dim, terms = scale.shape[1], float(bounds.most_records)
+    absolute = np.abs(scale)
+    many = gamma(terms + 2 * dim + 32)
+    if model.loss == "cox":
+        k = float(np.linalg.norm(absolute, axis=1).max())
+        return up(model.dim * k * (math.exp(COX_REGION) + terms) * gamma(3 * dim + 64))
+    where = float(np.linalg.norm(center))
+    if model.loss == "gaussian_mean":
+        weighted = np.broadcast_to(model.weight, (model.dim,))[:, None] * absolute
+        k = largest_row(bounds, weighted).k_2
+        size = float(np.linalg.norm(weighted, 2)) * (float(np.linalg.norm(absolute, 2)) * distance + where)
+        # Under add-remove the number of records is known up to one, and x is within the region.
+        return up(terms * (k * many + size * gamma(3 * dim + 32)))
+    rows = row_bounds(model, bounds)
+    k, longest = largest_row(rows, absolute).k_2, largest_row(rows, np.eye(model.dim)).k_2
+    offset = 0.0 if bounds.offset is None else max(map(abs, bounds.offset))
+    z = k * distance + longest * where + offset
+    if model.loss == "linear":
+        weight = float(np.max(model.weight)) * bounds.weight
+        high = 0.0 if bounds.outcome is None else max(map(abs, bounds.outcome))
+        # Sums of public covariates have the same bits for both neighbours.
+        known = gamma(3 * dim + 32) if neighbours == "label" else many
+        return up(terms * k * weight * (z * known + high * many))
+    slope = slopes(model, bounds, neighbours)
+    shift = 0.0 if neighbours == "label" else gamma(2 * dim + 8) * z
+    return up(terms * k * (slope.second * shift + slope.first * many))
+
+
+def _within_region(bounds: Bounds, scale: np.ndarray, center: np.ndarray) -> float:
+    """`FARTHEST`, or the extent of the declared region."""
+    region = bounds.sizes("region", len(center))
+    if region is None or scale.shape[0] != scale.shape[1]:
+        return FARTHEST
+    least = float(np.linalg.svd(scale, compute_uv=False)[-1])
+    reach = float(np.linalg.norm(region) + np.linalg.norm(center))
+    return min(FARTHEST, up(reach / least)) if least > 0 else FARTHEST
+
+
+def hessian_rounding(model: ModelFacts, bounds: Bounds, neighbours: str, distance: float) -> float:
+    """Bound on the Frobenius norm of rounding in ``∇²U_m`` at a point of this norm, in the model's own parameters."""
+    terms, many = float(bounds.most_records), gamma(bounds.most_records + 3 * model.dim + 32)
+    if model.loss in ("cox", "gaussian_mean"):
+        return 0.0 if neighbours != "add-remove" else up(terms * float(np.max(model.weight)) * many)
+    rows = row_bounds(model, bounds)
+    longest = largest_row(rows, np.eye(model.dim)).k_2
+    if model.loss == "linear":
+        return up(terms * float(np.max(model.weight)) * bounds.weight * longest**2 * many)
+    slope = slopes(model, bounds, neighbours)
+    offset = 0.0 if bounds.offset is None else max(map(abs, bounds.offset))
+    shift = gamma(2 * model.dim + 8) * (longest * distance + offset)
+    # The third derivative has the same bound as the second; for Student-t, 2 cos⁴(π/8)/(√ν scale) < 1.46/(√ν scale)
+    # times that bound.
+    steeper = 1.46 / (math.sqrt(model.df) * model.scale) if model.loss == "student_t" else 1.0
+    return up(terms * longest**2 * slope.second * (steeper * shift + many))

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 from msgspec.structs import asdict
@@ -20,9 +21,8 @@ from fedpdmc.potentials.random_effects import NaturalScale
 from fedpdmc.privacy.budget_planning import ONE_SHOT, PRIVATE_LAPLACE
 from fedpdmc.privacy.gaussian_mechanism import check_honest
 from fedpdmc.study.contract_model import BoundModel, read_likelihood
-from fedpdmc.study.formula import Design, Effects
+from fedpdmc.study.formula import INTERCEPT, Design, Effects
 from fedpdmc.study.schema import FORMAT, Column, ContractKeys, naming_file, parse_toml, read, read_bytes, read_columns
-from fedpdmc.study.units import Named, OriginalUnits, original_units
 from fedpdmc.validation import suggest
 
 LOG_SIGMA = "log_sigma"
@@ -31,32 +31,107 @@ SPREADS = ("spread", "spread_scale", "correlation_scale")
 RATES = ("refresh", "excess")
 
 
+# Relative error above which one design is not a linear image of the other.
+EXACT_MAP = 1e-9
+
+
+class Named(NamedTuple):
+    """Names of parameters, and the function to the reported variables; None: the parameters themselves."""
+
+    names: tuple[str, ...]
+    constrain: Callable[[Any], dict[str, Any]] | None = None
+
+
 @dataclass(frozen=True)
-class Study:
-    """A parsed and checked contract.
+class OriginalUnits:
+    """The function from a study's parameters to variables in the columns' own units.
 
-    The fields are the keys of its tables, which `fedpdmc.study.schema` describes, and:
+    With ``X_s`` the design of the centred and scaled columns and ``X`` that of the columns themselves there is a matrix A
+    with ``X_s = X A``, the same for all records. So ``X_s b = X (A b)``, and ``A b`` are the coefficients in the original
+    units. A response ``(y − c)/s`` multiplies them by s and adds c to the intercept; σ is multiplied by s.
 
-    Attributes
-    ----------
-    text : bytes
-        The file's bytes. Their SHA-256 is the study's ``digest``, which coordinator and sites compare.
-    parameters : dict
-        The table [coordinates].
-    options : dict
-        The known numbers of the family (scale, df, size), and the column of the offset.
-    model : BoundModel or None
-        The model of one record, from a model file (``family`` is then "file") or of the standard library.
-    effects : Effects or None
-        The effects of groups that stay at their sites.
+    ``matrix`` is s A, and ``response_scale`` s, by which σ and the spreads of effects are multiplied too: the parameters
+    after the coefficients.
     """
 
-    text: bytes
+    names: tuple[str, ...]
+    matrix: np.ndarray
+    shift: np.ndarray
+    response_scale: float = 1.0
+
+    def constrain(self, x):
+        """Variables by name."""
+        d = len(self.shift)
+        values = jnp.asarray(self.matrix) @ x[:d] + jnp.asarray(self.shift)
+        found = {name: values[i] for i, name in enumerate(self.names[:d])}
+        for name, value in NaturalScale(self.names[d:])(x[d:]).items():
+            found[name] = value if name == "correlation" else self.response_scale * value
+        return found
+
+
+def original_units(study: Study) -> OriginalUnits | Named | None:
+    """How to undo centring and scaling; None if no linear map does, as for an interaction without its main effects."""
+    formula = study.formula if study.effects is None else study.effects.formula.fixed
+    matrix = design_map(formula, {name: one for name, one in study.columns.items() if one.type != "key"})
+    if matrix is None:
+        return None
+    names, response = study.design.names, study.columns[study.design.response_name]
+    shift = np.zeros(len(names))
+    if response.center:
+        if INTERCEPT not in names:
+            return None
+        shift[names.index(INTERCEPT)] = response.center
+    if study.names == names and response.scale == 1 and not shift.any() and np.array_equal(matrix, np.eye(len(names))):
+        return Named(study.names)
+    return OriginalUnits(study.names, response.scale * matrix, shift, response.scale)
+
+
+def design_map(formula: str, columns: dict[str, Column]) -> np.ndarray | None:
+    """A with ``X_s = X A`` for all records, or None if there is none."""
+    if all(column.center == 0 and column.scale == 1 for column in columns.values()):
+        return np.eye(len(Design(formula, columns).names))
+    unscaled = {name: replace(one, center=0.0, scale=1.0) for name, one in columns.items()}
+    scaled, raw = Design(formula, columns), Design(formula, unscaled)
+    records = _points(unscaled, 4 * len(raw.names) + 50)
+    numbers = {name: one for name, one in columns.items() if one.type != "level"}
+    target = scaled.matrix(records.assign(**{x: (records[x] - one.center) / one.scale for x, one in numbers.items()}))
+    design = raw.matrix(records)
+    size = np.linalg.norm(design, axis=0)
+    if np.any(size == 0):
+        return None
+    found = np.linalg.lstsq(design / size, target, rcond=None)[0]
+    error = np.abs(design / size @ found - target)
+    if np.any(error > EXACT_MAP * np.maximum(np.abs(target).max(0), 1.0)):
+        return None
+    found = found / size[:, None]
+    small = np.abs(found) * size[:, None] < EXACT_MAP * np.linalg.norm(target, axis=0)
+    same = np.linalg.norm(target - design, axis=0) < EXACT_MAP**1.5 * size
+    return np.where(same, np.eye(len(size)), np.where(small, 0.0, found))
+
+
+def _points(columns: dict[str, Column], n: int) -> pd.DataFrame:
+    """Records that span what the bounds allow."""
+    rng = np.random.default_rng(0)
+    frame = {}
+    for name, column in columns.items():
+        if column.type == "level":
+            codes = np.arange(n) % len(column.levels)
+            frame[name] = pd.Categorical.from_codes(rng.permutation(codes), categories=list(column.levels))
+        else:
+            frame[name] = rng.uniform(*column.range, n)
+    return pd.DataFrame(frame)
+
+
+@dataclass(frozen=True)
+class Study:
+    """A parsed and checked contract: the fields are the keys of its tables, which `fedpdmc.study.schema` describes."""
+
+    text: bytes  # the file; coordinator and sites compare its SHA-256, ``digest``
     name: str
     sites: tuple[str, ...]
     family: str
     formula: str
-    options: dict[str, Any]
+    options: dict[str, Any]  # the known numbers of the family (scale, df, size), and the column of the offset
     columns: dict[str, Column]
     prior_mean: float | tuple[float, ...]
     prior_scale: float | tuple[float, ...] | None
@@ -83,12 +158,13 @@ class Study:
     colluding: int | None = None
     missing: str = "refuse"
     most_records: int = 1_000_000
-    parameters: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    parameters: dict[str, tuple[str, ...]] = field(default_factory=dict)  # the table [coordinates]
     units: str = "declared"
     assessment: tuple[str, ...] = ()
     survival_times: tuple[float, ...] = ()
+    # The model of one record, from a model file (``family`` is then "file") or of the standard library.
     model: BoundModel | None = None
-    effects: Effects | None = None
+    effects: Effects | None = None  # the effects of groups that stay at their sites
     prior_df: dict[str, int] = field(default_factory=dict)
     prior_horseshoe: tuple[str, ...] = ()
     prior_global_scale: float = 1.0
@@ -232,7 +308,7 @@ class Study:
             start[len(self.normal_names) :] = self.effects.prior_place(self.unknown_scale)[0]
         if self.unknown_scale:
             low, high = self.columns[self.design.response_name].range
-            middle = [0.5 * (low + high) if name == "Intercept" else 0.0 for name in self.design.names]
+            middle = [0.5 * (low + high) if name == INTERCEPT else 0.0 for name in self.design.names]
             start[: len(middle) + 1] = [*middle, np.log((high - low) / 8)]
         return start
 
@@ -262,27 +338,16 @@ class Study:
     def prior(self):
         """The prior, or None for a flat one."""
         from fedpdmc import models
-        from fedpdmc.models.mixture_prior import mixture_prior
+        from fedpdmc.study.prior_names import Prior
 
         if self.prior_scale is None:
             return None
-        if self.effects is not None:
-            return models.spread_prior(
-                len(self.normal_names),
-                scaled=self.unknown_scale,
-                effects=1 if self.effects.formula.slope is None else 2,
-                mean=np.asarray(self.prior_mean),
-                scale=np.asarray(self.prior_scale),
-                spread=self.effects.spread,
-                spread_scale=self.effects.spread_scale,
-                correlation_scale=self.effects.correlation_scale,
-            )
-        mean, scale = (np.broadcast_to(x, len(self.names)) for x in (self.prior_mean, self.prior_scale))
-        if not self.scaled_prior:
-            return models.normal_prior(len(self.names), mean=mean, scale=scale)
-        heavy = {self.names.index(name): df for name, df in self.prior_df.items()}
-        shrunk = [self.names.index(name) for name in self.prior_horseshoe]
-        return mixture_prior(mean, scale, heavy, shrunk, self.prior_global_scale)
+        if (effects := self.effects) is not None:
+            place = {"mean": np.asarray(self.prior_mean), "scale": np.asarray(self.prior_scale)}
+            own = {"scaled": self.unknown_scale, "effects": 1 if effects.formula.slope is None else 2}
+            spreads = {key: getattr(effects, key) for key in SPREADS}
+            return models.spread_prior(len(self.normal_names), **own, **place, **spreads)
+        return Prior.of(self).potential()
 
     @property
     def scaled_prior(self) -> bool:
@@ -312,7 +377,7 @@ class Study:
         ``terms`` are the site's own arguments of `Budget`: the data set, and its budget for all studies together.
         """
         from fedpdmc.privacy.budget import Budget
-        from fedpdmc.privacy.declared_bounds import Bounds
+        from fedpdmc.privacy.sensitivity import Bounds
 
         if self.epsilon is None:
             return None
@@ -321,17 +386,11 @@ class Study:
         region = tuple(np.asarray(self.region)[own]) if isinstance(self.region, tuple) else self.region
         if self.model is not None:
             declared = self.model.declared(self.columns)
-            bounds = Bounds(region=region, most_records=self.most_records, weight=self.largest_weight, **declared)
         else:
             response = self.columns[self.design.response_name]
-            bounds = Bounds(
-                box=self.design.largest[own],
-                outcome=None if response.type == "level" or self.trials else response.range,
-                offset=self.offset_range,
-                region=region,
-                most_records=self.most_records,
-                weight=self.largest_weight,
-            )
+            outcome = None if response.type == "level" or self.trials else response.range
+            declared = {"box": self.design.largest[own], "outcome": outcome, "offset": self.offset_range}
+        bounds = Bounds(region=region, most_records=self.most_records, weight=self.largest_weight, **declared)
         agreed = {"epsilon": self.epsilon, "delta": self.delta, "neighbours": self.neighbours, "study": self.name}
         agreed |= {"bounds": bounds, "excess": self.excess, "release": self.release, "ledger": ledger}
         agreed["colluding"] = self.colluding
@@ -354,13 +413,25 @@ class Study:
 
     def matrix(self, records, site: str | None = None) -> np.ndarray:
         """The design matrix in the site's own parameters."""
-        own = None if site is None else self.coordinates(site)
-        matrix = self.design.matrix(records)
-        return matrix if own is None else self._own_columns(matrix, own, records)
+        from fedpdmc.study.read_data import Fault, refuse_records
+
+        X, own = self.design.matrix(records), None if site is None else self.coordinates(site)
+        if own is None:
+            return X
+        others = np.setdiff1d(np.arange(X.shape[1]), own)
+        remedy = "By the contract this site's records do not: correct the records or [coordinates]."
+        faults = [
+            Fault(int(row), "", f"a record that depends on {self.names[others[column]]!r}", remedy)
+            for row, column in np.argwhere(X[:, others] != 0)
+        ]
+        if faults:
+            raise refuse_records(records, faults)
+        return np.ascontiguousarray(X[:, own])
 
     def potential(self, records, site: str | None = None):
         """The minus log likelihood of records that `read_records` has checked, in the site's own parameters."""
         from fedpdmc import models
+        from fedpdmc.study.read_data import Fault, refuse_records
 
         weights = None if self.weights is None else self.record_weights(records)
         if self.model is not None:
@@ -371,26 +442,16 @@ class Study:
         known: dict[str, Any] = {key: value for key, value in self.options.items() if key != "offset"}
         known |= {"weights": weights} | ({} if offset is None else {"offset": offset})
         if self.trials is not None:
-            known["trials"] = self._checked_trials(y, records)
+            trials, remedy = np.asarray(records[self.trials], float), f"At most {self.trials!r} happen."
+            name, more = self.design.response_name, np.flatnonzero(y > trials)
+            faults = [Fault(int(row), name, f"{y[row]:g} events in {trials[row]:g} trials", remedy) for row in more]
+            if faults:
+                raise refuse_records(records, faults)
+            known["trials"] = trials
         if self.effects is None:
             return getattr(models, self.family)(X, y, **known)
         known |= {"family": self.family, "names": self.design.names}
         return models.random_effects(X, y, **known, **self._groups(records))
-
-    def _checked_trials(self, events: np.ndarray, records) -> np.ndarray:
-        """Numbers of trials, of which there are at least as many as events."""
-        from fedpdmc.study.read_data import Fault, refuse_records
-
-        trials, name = np.asarray(records[self.trials], float), self.design.response_name
-        faults = [
-            Fault(
-                int(row), name, f"{events[row]:g} events in {trials[row]:g} trials", f"At most {self.trials!r} happen."
-            )
-            for row in np.flatnonzero(events > trials)
-        ]
-        if faults:
-            raise refuse_records(records, faults)
-        return trials
 
     def _groups(self, records) -> dict[str, Any]:
         """Groups and covariates of their effects, as `fedpdmc.models.random_effects` takes them."""
@@ -399,19 +460,6 @@ class Study:
         varying = None if slope is None else np.c_[np.ones(len(records)), slope.matrix(records)]
         labels = records[groups].astype(str).to_numpy() if groups in self.columns else None
         return {"groups": labels, "effects": varying}
-
-    def _own_columns(self, X: np.ndarray, own: list[int], records) -> np.ndarray:
-        from fedpdmc.study.read_data import Fault, refuse_records
-
-        others, names = np.setdiff1d(np.arange(X.shape[1]), own), self.names
-        remedy = "By the contract this site's records do not: correct the records or [coordinates]."
-        faults = [
-            Fault(int(row), "", f"a record that depends on {names[others[column]]!r}", remedy)
-            for row, column in np.argwhere(X[:, others] != 0)
-        ]
-        if faults:
-            raise refuse_records(records, faults)
-        return np.ascontiguousarray(X[:, own])
 
 
 def read_study(path: str | Path) -> Study:
@@ -457,32 +505,24 @@ def parse_study(text: bytes, file: Callable[[str], bytes] = _no_file) -> Study:
             remedy = f"{suggest(site, keys.sites)}Give one of the sites: {', '.join(keys.sites)}."
             raise InputError(f"{where}: coordinates: {site}", "an unknown site", remedy)
     usual = ("none", "none") if "kind" in given else ("vb", "quadratic")
-    fields |= {
-        key: value for table in (run, releases, limits, keys.privacy) if table for key, value in asdict(table).items()
-    }
+    for table in (run, releases, limits, *([keys.privacy] if keys.privacy else [])):
+        fields |= asdict(table)
     del fields["arrivals"]
-    study = Study(
-        **fields | {
-            "text": text,
-            "name": keys.name,
-            "sites": keys.sites,
-            "columns": columns,
-            "missing": keys.missing,
-            "prior_mean": prior.mean,
-            "prior_scale": prior.scale,
-            "prior_df": prior.student_t,
-            "prior_horseshoe": () if prior.horseshoe is None else prior.horseshoe.on,
-            "prior_global_scale": 1.0 if prior.horseshoe is None else prior.horseshoe.scale,
-            "kind": str(dynamics.__struct_config__.tag),
-            "rates": {key: getattr(dynamics, key) for key in RATES if hasattr(dynamics, key)},
-            "reference": dynamics.reference or usual[0],
-            "control": dynamics.control or usual[1],
-            "chains": dynamics.chains,
-            "ess": 1000.0 if run.ess is None and run.duration is None else run.ess,
-            "observed_time": limits.observed_time or 1.0,
-            "parameters": {site: keys.coordinates[site] for site in keys.sites if site in keys.coordinates},
-        }
-    )  # fmt: skip
+    fields |= {"text": text, "name": keys.name, "sites": keys.sites, "columns": columns, "missing": keys.missing}
+    fields |= {"prior_mean": prior.mean, "prior_scale": prior.scale, "prior_df": prior.student_t}
+    if prior.horseshoe is not None:
+        fields |= {"prior_horseshoe": prior.horseshoe.on, "prior_global_scale": prior.horseshoe.scale}
+    fields |= {
+        "kind": str(dynamics.__struct_config__.tag),
+        "rates": {key: getattr(dynamics, key) for key in RATES if hasattr(dynamics, key)},
+        "reference": dynamics.reference or usual[0],
+        "control": dynamics.control or usual[1],
+        "chains": dynamics.chains,
+        "ess": 1000.0 if run.ess is None and run.duration is None else run.ess,
+        "observed_time": limits.observed_time or 1.0,
+        "parameters": {site: keys.coordinates[site] for site in keys.sites if site in keys.coordinates},
+    }
+    study = Study(**fields)
     check_together(study)
     return study
 
@@ -504,9 +544,11 @@ def _require(condition: Any, key: str, found: str, remedy: str) -> None:
 
 def check_together(study: Study) -> None:
     """Raise `InputError` for tables that contradict each other."""
-    _check_effects(study)
+    if study.effects is not None:
+        _check_effects(study)
     _check_response(study)
-    _check_parameters(study)
+    if study.parameters:
+        _check_parameters(study)
     remedy = "Add the main effects of every interaction and an intercept, or remove center from the columns."
     found = "'original' with centred columns whose centring cannot be undone"
     _require(study.units != "original" or study.naming is not None, "model: units", found, remedy)
@@ -514,7 +556,8 @@ def check_together(study: Study) -> None:
         count = len(value) if isinstance(value, tuple) else len(study.normal_names)
         remedy = f"Give one for each of {', '.join(study.normal_names)}."
         _require(count == len(study.normal_names), f"prior: {key}", f"{count} numbers", remedy)
-    _check_scales(study)
+    if study.scaled_prior:
+        _check_scales(study)
     wanted = f"'none' with reference = {study.reference!r} and control = {study.control!r}"
     remedy = "Allow derivatives = 'summed', 'own' or, under a budget, 'noisy'; or set reference and control to 'none'."
     released = study.derivatives != "none" or (study.reference == "none" and study.control == "none")
@@ -529,10 +572,6 @@ def check_together(study: Study) -> None:
 
 
 def _check_effects(study: Study) -> None:
-    """Check the requirements of effects that stay at their sites."""
-    if study.effects is None:
-        return
-
     def require(condition: Any, key: str, found: str, remedy: str) -> None:
         _require(condition, key, f"{found} with effects of groups", remedy)
 
@@ -553,7 +592,6 @@ def _check_effects(study: Study) -> None:
 
 
 def _check_response(study: Study) -> None:
-    """Check offsets, the response, and what depends on its law."""
     if (study.model is None or study.model.design is not None) and study.design.offsets:
         known = study.family == "poisson" or study.family == "negative_binomial" and study.model is None
         found = f"offset() with family {study.family!r}"
@@ -571,9 +609,6 @@ def _check_response(study: Study) -> None:
 
 
 def _check_parameters(study: Study) -> None:
-    """Check the table [coordinates]."""
-    if not study.parameters:
-        return
     found = f"a table, with family {study.family!r}"
     _require(study.model is None, "coordinates", found, "Leave the table out.")
     _require(not study.unknown_scale, "model: scale", "no value, with a table [coordinates]", "Give a known scale.")
@@ -581,26 +616,18 @@ def _check_parameters(study: Study) -> None:
         remedy = f"Name each once, among {', '.join(study.names)}."
         _require(set(names) <= set(study.names), f"coordinates: {site}", repr(list(names)), remedy)
     local = study.one_shot or (study.kind in ("ZigZag", "FactorisedBoomerang") and study.reference == "none")
-    remedy = (
-        "Only flips in the parameters' own coordinates are local: use kind = 'ZigZag' with reference = 'none', or "
-        "remove the table."
-    )
+    flips = "Only flips in the parameters' own coordinates are local"
+    remedy = f"{flips}: use kind = 'ZigZag' with reference = 'none', or remove the table."
     _require(local, "coordinates", f"{study.kind} with reference = {study.reference!r}", remedy)
 
 
 def _check_scales(study: Study) -> None:
-    """Check priors with scales of their own."""
-    if not study.scaled_prior:
-        return
     names = [*study.prior_df, *study.prior_horseshoe]
     good, remedy = set(names) <= set(study.names), f"Name each once, among {', '.join(study.names)}."
     _require(good and len(set(names)) == len(names), "prior", f"student_t or horseshoe of {', '.join(names)}", remedy)
     _require(study.prior_scale is not None, "prior", "flat, with student_t or horseshoe", "Give mean and scale.")
-    for what, given in (
-        ("a privacy budget", study.epsilon is not None),
-        ("a table [coordinates]", study.parameters),
-        ("effects of groups", study.effects is not None),
-    ):
+    others = {"a privacy budget": study.epsilon is not None, "a table [coordinates]": study.parameters}
+    for what, given in (others | {"effects of groups": study.effects is not None}).items():
         _require(not given, "prior", f"student_t or horseshoe with {what}", "Give a normal prior.")
     mean = np.broadcast_to(study.prior_mean, len(study.names))
     centred = all(mean[study.names.index(name)] == 0 for name in study.prior_horseshoe)
@@ -608,15 +635,20 @@ def _check_scales(study: Study) -> None:
 
 
 def _check_private(study: Study) -> None:
-    """Check the requirements of a privacy budget."""
-    _check_shared_noise(study)
+    count = "nothing" if study.colluding is None else study.colluding
+    remedy = "Say how many sites may collude with the coordinator if, and only if, derivatives = 'noisy-summed'."
+    good = (study.derivatives == "noisy-summed") == (study.colluding is not None)
+    _require(good, "privacy: colluding", f"{count} with derivatives = {study.derivatives!r}", remedy)
+    if study.colluding is not None:
+        check_honest("study.toml: privacy: colluding", len(study.sites), study.colluding)
+        remedy = f"It is for [run] method = {PRIVATE_LAPLACE!r}: with arrivals use 'noisy'."
+        _require(study.one_shot, "releases: derivatives", "'noisy-summed' with arrivals", remedy)
     if study.one_shot:
         _check_one_shot(study)
     else:
         found = f"{study.derivatives!r} with release = {study.release:g}"
-        remedy = (
-            "Noisy derivatives cost a share of a privacy budget: set derivatives = 'noisy', and privacy: release = 0.1."
-        )
+        cost = "Noisy derivatives cost a share of a privacy budget"
+        remedy = f"{cost}: set derivatives = 'noisy', and privacy: release = 0.1."
         _require((study.derivatives == "noisy") == (study.release > 0), "releases: derivatives", found, remedy)
     if study.epsilon is None:
         return
@@ -626,15 +658,11 @@ def _check_private(study: Study) -> None:
     _require(not study.unknown_scale, "model: scale", "no value, with a privacy budget", remedy)
     flips = study.one_shot or study.kind in ("ZigZag", "FactorisedBoomerang")
     found = f"a budget with {study.kind} and derivatives = {study.derivatives!r}"
-    remedy = (
-        "Only coordinate flips can be private, and derivatives without noise cannot: use kind = 'ZigZag' or "
-        "'FactorisedBoomerang' with derivatives = 'none' or 'noisy'."
-    )
+    remedy = "Only coordinate flips can be private, and derivatives without noise cannot: use kind = 'ZigZag' or "
+    remedy += "'FactorisedBoomerang' with derivatives = 'none' or 'noisy'."
     _require(flips and study.derivatives not in EXACT, "privacy", found, remedy)
-    remedy = (
-        "Which records are complete would depend on outcomes, and covariates are public there: set missing = 'refuse', "
-        "or neighbours = 'replace'."
-    )
+    remedy = "Which records are complete would depend on outcomes, and covariates are public there: set missing = "
+    remedy += "'refuse', or neighbours = 'replace'."
     _require(not study.label or study.missing != "drop", "missing", "'drop' with neighbours = 'label'", remedy)
     remedy = "No budget covers them: remove it from the contract."
     _require(not study.assessment, "releases: assessment", "some, with a budget", remedy)
@@ -643,7 +671,6 @@ def _check_private(study: Study) -> None:
 
 
 def _check_one_shot(study: Study) -> None:
-    """Check the requirements of a private answer from noisy derivatives alone."""
 
     def require(condition: Any, key: str, found: str, remedy: str) -> None:
         _require(condition, key, f"{found} with [run] method = {study.method!r}", remedy)
@@ -658,18 +685,6 @@ def _check_one_shot(study: Study) -> None:
     require(study.prior_scale is not None, "prior", "flat", remedy)
     count = study.most_derivatives
     require(count >= POINTS, "limits: derivatives", str(count), f"Allow {POINTS}.")
-
-
-def _check_shared_noise(study: Study) -> None:
-    """Check the requirements of noise that sites share."""
-    count = "nothing" if study.colluding is None else study.colluding
-    remedy = "Say how many sites may collude with the coordinator if, and only if, derivatives = 'noisy-summed'."
-    good = (study.derivatives == "noisy-summed") == (study.colluding is not None)
-    _require(good, "privacy: colluding", f"{count} with derivatives = {study.derivatives!r}", remedy)
-    if study.colluding is not None:
-        check_honest("study.toml: privacy: colluding", len(study.sites), study.colluding)
-        remedy = f"It is for [run] method = {PRIVATE_LAPLACE!r}: with arrivals use 'noisy'."
-        _require(study.one_shot, "releases: derivatives", "'noisy-summed' with arrivals", remedy)
 
 
 def _check_private_model(study: Study) -> None:

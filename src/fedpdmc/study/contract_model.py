@@ -52,29 +52,15 @@ NEEDS = {
 
 @dataclass(frozen=True)
 class BoundModel:
-    """A model with the contract's columns, formula and constants.
-
-    Attributes
-    ----------
-    model : Model
-    columns : dict
-        The contract's column for each column of the model, but for columns that are one in every record.
-    constants : dict
-        Arrays by name; a dict by site if they differ between sites.
-    group : str
-        The contract's column that says which rows belong together; empty if every row is a record.
-    design : Design or None
-        The formula of the linear predictors.
-    file : str
-        The name of the model file; empty for a family of the standard library.
-    """
+    """A model with the contract's columns, formula and constants."""
 
     model: Model
+    # The contract's column for each column of the model, but for columns that are one in every record.
     columns: dict[str, str]
-    constants: dict[str, Any]
-    group: str = ""
-    design: Design | None = None
-    file: str = ""
+    constants: dict[str, Any]  # arrays by name; a dict by site if they differ between sites
+    group: str = ""  # the contract's column that says which rows belong together; empty if every row is a record
+    design: Design | None = None  # the formula of the linear predictors
+    file: str = ""  # the name of the model file; empty for a family of the standard library
 
     @property
     def layout(self) -> Layout:
@@ -124,13 +110,21 @@ class BoundModel:
     def potential(self, records: pd.DataFrame, site: str, weights: np.ndarray | None = None) -> RecordModel:
         """The model of a site's records, without effects."""
         values = {one.name: np.ones(len(records)) for one in self.model.source.columns}
-        values |= {name: _values(records[column]) for name, column in self.columns.items()}
+        values |= self.values(records)
         if self.group:
             values = self._group_rows(values, records)
         X = None if self.design is None else self.design.matrix(records)
         names = None if self.design is None else self.design.names
         model = self.model.of(values, X, self.constants_of(site), names, weights)
         return replace(model, names=self.names, constrain=self.variables)
+
+    def values(self, records: pd.DataFrame) -> dict[str, np.ndarray]:
+        """The model's columns as numbers, levels as 0, 1 and so on."""
+        found = {name: records[column] for name, column in self.columns.items()}
+        codes = {
+            name: one.cat.codes if isinstance(one.dtype, pd.CategoricalDtype) else one for name, one in found.items()
+        }
+        return {name: one.to_numpy(dtype=np.float64) for name, one in codes.items()}
 
     def _group_rows(self, values: dict[str, np.ndarray], records: pd.DataFrame) -> dict[str, np.ndarray]:
         """Rows of one group side by side in the order of the file, padded with copies of the first."""
@@ -150,12 +144,6 @@ class BoundModel:
         shapes = {column.name: column.type.shape for column in self.model.source.columns}
         found = {name: value[rows] if shapes[name] else value[rows[:, 0]] for name, value in values.items()}
         return {**found, group.mask: place.astype(float)}
-
-
-def _values(column: Any) -> np.ndarray:
-    """Numbers; levels as 0, 1 and so on."""
-    codes = column.cat.codes if isinstance(column.dtype, pd.CategoricalDtype) else column
-    return codes.to_numpy(dtype=np.float64)
 
 
 # The table [model] of a contract ---------------------------------------------------------------------------------------
@@ -207,17 +195,11 @@ def of_record(family: Any, options: Any) -> bool:
     return family in LIBRARY and not (family in GROUPED_FAMILIES and "size" in options)
 
 
-def _plain(column: Column | None) -> bool:
-    """Whether a column of numbers enters the model as it is recorded."""
-    return column is not None and not column.center and column.scale == 1 and not column.log
-
-
 def _weighing(keys: ModelKeys, columns: dict[str, Column]) -> dict[str, Any]:
-    """The columns of weights and of trials."""
     given = {key: name for key in ("weights", "trials") if (name := getattr(keys, key)) is not None}
     for key, name in given.items():
         column, kinds = columns.get(name), ("number", "count") if key == "weights" else ("count",)
-        if column is None or column.type not in kinds or not _plain(column) or column.bounds[0] < 0:
+        if column is None or column.type not in kinds or not column.plain or column.bounds[0] < 0:
             kind = "a number or a count" if key == "weights" else "a count"
             remedy = f"Name a declared column: {kind} of at least zero, without center, scale and log."
             raise _invalid(key, name, remedy)
@@ -239,7 +221,7 @@ def _offset(keys: PoissonKeys, columns: dict[str, Column], formula: str) -> dict
         raise _invalid("offset", keys.offset, "Give an offset or an exposure, not both.")
     if column is None or column.type in ("level", "key"):
         raise _invalid(key, name, "Name a declared column of numbers.")
-    if logged and not (column.bounds[0] > 0 and _plain(column)):
+    if logged and not (column.bounds[0] > 0 and column.plain):
         raise _invalid(key, name, "An exposure has a positive least bound, and neither center, scale nor log.")
     if logged and name in columns_of(formula)[1]:
         remedy = f"{name!r} is a term of the formula too: add a copy of the column for one of them."
@@ -332,12 +314,10 @@ def _check_column(column: ModelColumn, name: str, columns: dict[str, Column]) ->
     """Refuse a declared column whose values may not be what the model takes."""
     where = f"study.toml: columns: {name}"
     if name not in columns:
-        raise InputError(
-            where, "no such column", f"Declare it, or say under [model.columns] which one {column.name} is."
-        )
+        remedy = f"Declare it, or say under [model.columns] which one {column.name} is."
+        raise InputError(where, "no such column", remedy)
     found = columns[name]
     low, high = found.range if found.type in ("number", "count") else (np.nan, np.nan)
-    plain = found.center == 0 and found.scale == 1 and not found.log
     numeric = found.type in ("number", "count")
     good = {
         "real": numeric,
@@ -345,8 +325,8 @@ def _check_column(column: ModelColumn, name: str, columns: dict[str, Column]) ->
         "nonnegative": numeric and low >= 0,
         "unit": numeric and low > 0 and high < 1,
         "binary": (found.type == "level" and len(found.levels) == 2)
-        or (found.type == "count" and plain and found.bounds == (0, 1)),
-        "count": found.type == "count" and plain,
+        or (found.type == "count" and found.plain and found.bounds == (0, 1)),
+        "count": found.type == "count" and found.plain,
         "index": found.type == "level" and len(found.levels) == column.levels,
     }[column.domain]
     if not good:

@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedpdmc.models.families import FAMILIES
-from fedpdmc.study.formula import CURVES
+from fedpdmc.study.contract import OriginalUnits
+from fedpdmc.study.formula import CURVES, INTERCEPT
 from fedpdmc.study.prior_names import Prior
-from fedpdmc.study.units import INTERCEPT, OriginalUnits
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from fedpdmc.study.contract import Study
-    from fedpdmc.study.contract_model import BoundModel
     from fedpdmc.study.schema import Column
 
 DERIVATIVES = {
@@ -33,13 +32,15 @@ DEFAULT = "weakly informative (all terms together explain about half of the vari
 
 def modelled(study: Study, prior: Prior | None = None) -> list[str]:
     """Family and formula, parameters, prior, and how columns enter."""
-    found = [
-        f"{study.family} regression, {study.formula}"
-        if study.model is None
-        else _of_records(study.model, study.formula),
-        f"parameters: {', '.join(study.names)}",
-        f"prior: {DEFAULT if prior is not None and prior.default else ''}{'; '.join(prior_lines(study, prior))}",
-    ]
+    first, default = (
+        f"{study.family} regression, {study.formula}",
+        DEFAULT if prior is not None and prior.default else "",
+    )
+    if (bound := study.model) is not None:
+        terms = f", {study.formula}" if study.formula else ""
+        first = f"{bound.model.source.title}{terms}"
+        first += f" ({bound.file}, SHA-256 {bound.model.digest})" if bound.file else ""
+    found = [first, f"parameters: {', '.join(study.names)}", f"prior: {default}{'; '.join(prior_lines(study, prior))}"]
     scaled = [words for column in study.columns.values() if (words := scaling(column))]
     if scaled:
         undone = "; results are per original unit" if isinstance(study.naming, OriginalUnits) else ""
@@ -64,13 +65,6 @@ def modelled(study: Study, prior: Prior | None = None) -> list[str]:
     return found
 
 
-def _of_records(bound: BoundModel, formula: str) -> str:
-    """A model of one record."""
-    terms = f", {formula}" if formula else ""
-    where = f" ({bound.file}, SHA-256 {bound.model.digest})" if bound.file else ""
-    return f"{bound.model.source.title}{terms}{where}"
-
-
 def released(study: Study) -> list[str]:
     """What sites release."""
     passes = ["number of passes over the records"] if study.passes else []
@@ -81,10 +75,8 @@ def released(study: Study) -> list[str]:
 
 def choice(study: Study) -> list[str]:
     """What an organiser is told of a contract whose plans the coordinator chooses."""
-    words = (
-        "the operator of the coordinator can choose where records are asked; sites refuse, unless their policies have"
-    )
-    return [f"{why}: {words} coordinator_may_choose = true"] if (why := study.coordinator_chooses) else []
+    words = "the operator of the coordinator can choose where records are asked; sites refuse, unless their policies"
+    return [f"{why}: {words} have coordinator_may_choose = true"] if (why := study.coordinator_chooses) else []
 
 
 def effect_scale(study: Study, tables: Mapping[str, pd.DataFrame] | None = None) -> dict[str, Any] | None:
@@ -173,7 +165,7 @@ def as_html(study: Study) -> str:
 
 def scaling(column: Column) -> str:
     """How a column enters the model, if not unchanged."""
-    if column.type == "level" or (not column.center and column.scale == 1 and not column.log):
+    if column.type == "level" or column.plain:
         return ""
     name = f"log({column.name})" if column.log else column.name
     moved = f"({name} {'−' if column.center > 0 else '+'} {abs(column.center):g})" if column.center else name

@@ -133,21 +133,20 @@ def _freeze_node(node: ast.expr, columns: Mapping[str, np.ndarray]) -> ast.expr:
             x = np.atleast_1d(value(one.args[0], columns))
             x = x[np.isfinite(x)] if np.isfinite(x).any() else np.zeros(1)
             spread = float(x.std(ddof=1)) if len(x) > 1 else 0.0
-            known = _round(x.mean(), spread / 100), _round(spread, spread / 100) or 1.0
+            known = round_to(x.mean(), spread / 100), round_to(spread, spread / 100) or 1.0
             for i, part in enumerate(one.args[1:]):
                 if isinstance(part, ast.Constant) and part.value is None:
                     one.args[i + 1] = ast.Constant(known[i])
     return node
 
 
-def _round(x: float, size: float, how: Callable[[float], float] = np.round) -> float:
+def round_to(x: float, size: float, how: Callable[[float], float] = np.round) -> float:
     """Rounded to the power of ten below a size."""
     unit = 10.0 ** np.floor(np.log10(size or 1.0))
     return float(f"{how(float(x) / unit) * unit:.12g}")
 
 
 def _show(x: Any) -> str:
-    """A setting as a text."""
     if isinstance(x, list):
         return f"[{', '.join(map(_show, x))}]"
     return repr(int(x) if type(x) is float and x == int(x) else x)
@@ -158,24 +157,12 @@ def _show(x: Any) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Function:
-    """A call of a function in a formula.
+    """A call of a function in a formula."""
 
-    Attributes
-    ----------
-    kind : str
-        Of `SETTINGS`.
-    node : ast.expr
-        The first argument; of log, center and scale the whole call.
-    settings : dict
-        All other arguments, by name.
-    label : str
-        What its columns are called.
-    """
-
-    kind: str
-    node: ast.expr
-    settings: dict[str, Any]
-    label: str = ""
+    kind: str  # one of `SETTINGS`
+    node: ast.expr  # the first argument; of log, center and scale the whole call
+    settings: dict[str, Any]  # all other arguments, by name
+    label: str = ""  # what its columns are called
 
     @property
     def short(self) -> str:
@@ -263,7 +250,7 @@ class Function:
         if self.kind in (*ELEMENTWISE, "bs"):
             return np.full(self.width, (1.0 if self.kind == "bs" else max(abs(low), abs(high))) * (1 + ROUNDING))
         degree, own = (
-            (self.width if self.kind == "poly" else 3),
+            self.width if self.kind == "poly" else 3,
             {"lower": low, "upper": high, "knots": ()} | self.settings,
         )
         knots = [x for x in (own["lower"], *own["knots"], own["upper"]) if low < x < high]
@@ -295,11 +282,11 @@ class Function:
                 inside = u[(u >= settings["lower"]) & (u <= settings["upper"])]
                 shares = np.linspace(0, 1, df - settings.get("degree", 1) + 2)[1:-1]
                 unit, knots = float(np.ptp(u)) / 200, np.quantile(inside, shares) if inside.size else []
-                settings["knots"] = [_round(x, unit) for x in knots]
+                settings["knots"] = [round_to(x, unit) for x in knots]
         elif self.kind == "poly" and not {"raw", "alpha"} & set(settings):
             state: dict[str, Any] = {}
             poly(u, self.width, _state=state)
-            settings["alpha"] = [_round(state["alpha"][k], float(u.std()) / 1e5) for k in range(self.width)]
+            settings["alpha"] = [round_to(state["alpha"][k], float(u.std()) / 1e5) for k in range(self.width)]
             # Of mean square one, where R has a sum of squares of one: the basis does not depend on the number of records.
             settings["norms"] = [float(f"{state['norms2'][k + 1] / len(u):.6g}") for k in range(self.width)]
         return replace(found, settings=settings)
@@ -318,9 +305,8 @@ class Function:
         low, high = self.range(ranges)
         own: dict[str, Any] = ({"lower": low, "upper": high} if self.kind in SPLINES else {}) | own
         if self.kind in SPLINES and np.any(np.diff([own["lower"], *own["knots"], own["upper"]]) <= 0):
-            raise InputError(
-                WHERE, self.text, f"Knots rise, above lower = {own['lower']:g} and below upper = {own['upper']:g}."
-            )
+            remedy = f"Knots rise, above lower = {own['lower']:g} and below upper = {own['upper']:g}."
+            raise InputError(WHERE, self.text, remedy)
         if "alpha" in own and (len(own["alpha"]), len(own.get("norms", ()))) != (self.width, self.width):
             raise InputError(WHERE, self.text, f"Give {self.width} numbers each of alpha and norms.")
         slack = ROUNDING * (high - low)
@@ -361,7 +347,7 @@ def split(formula: str) -> list[str | Function]:
 def outward(values: np.ndarray) -> Interval:
     """The range of values, wider by at most a twentieth on each side: to round numbers."""
     size = float(np.ptp(values)) / 20
-    return _round(values.min(), size, np.floor), _round(values.max(), size, np.ceil)
+    return round_to(values.min(), size, np.floor), round_to(values.max(), size, np.ceil)
 
 
 def freeze(formula: str, columns: Mapping[str, np.ndarray], ranges: Mapping[str, Interval]) -> str:
@@ -385,7 +371,6 @@ def _closing(formula: str, at: int) -> int:
 
 
 def _read(text: str) -> Function:
-    """One call of a function."""
     names: list[str] = []
 
     def number_name(match: re.Match[str]) -> str:
@@ -415,22 +400,16 @@ def _read(text: str) -> Function:
 
 
 def _settings(kind: str, call: ast.Call) -> dict[str, Any]:
-    """All arguments but the first by name, each checked."""
     known = SETTINGS[kind]
     arguments = [*zip(known, call.args[1:], strict=False), *((str(one.arg), one.value) for one in call.keywords)]
-    if not {key for key, _ in arguments} <= set(known) or len(dict(arguments)) < len(call.args) - 1 + len(
-        call.keywords
-    ):
+    count = len(call.args) - 1 + len(call.keywords)
+    if not {key for key, _ in arguments} <= set(known) or len(dict(arguments)) < count:
         raise ValueError(f"{kind} takes {', '.join(('one column or expression', *known))}, each once.")
     found = {key: _setting(key, one) for key, one in arguments}
     usual = {"bs": {"degree": 3} | ({} if "df" in found else {"knots": []}), "poly": {"degree": 1}}
     found = usual.get(kind, {}) | found
-    if (
-        {"df", "knots"} <= set(found)
-        or found.get("df", 99) < found.get("degree", 1)
-        or kind == "poly"
-        and not found["degree"]
-    ):
+    small = found.get("df", 99) < found.get("degree", 1) or kind == "poly" and not found["degree"]
+    if {"df", "knots"} <= set(found) or small:
         raise ValueError("Give df, which is at least the degree, or knots; the degree of poly is at least 1.")
     if kind in SPLINES and not {"df", "knots"} & set(found):
         raise ValueError(f"Give df, the number of columns, or knots: {kind}(age, df=4).")
@@ -477,9 +456,8 @@ def _expression(node: ast.expr) -> ast.expr:
     if isinstance(node, ast.BinOp) and type(node.op) in OPERATIONS:
         left, right = _expression(node.left), _expression(node.right)
         power = right.operand if isinstance(right, ast.UnaryOp) else right
-        if isinstance(node.op, ast.Pow) and not (
-            isinstance(power, ast.Constant) and 0 < value(power, {}) <= MOST_POWER
-        ):
+        small = isinstance(power, ast.Constant) and 0 < value(power, {}) <= MOST_POWER
+        if isinstance(node.op, ast.Pow) and not small:
             raise ValueError(f"Powers are numbers of at most {MOST_POWER}, such as 2 and 0.5.")
         return ast.BinOp(left, node.op, right)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
@@ -491,6 +469,7 @@ def _expression(node: ast.expr) -> ast.expr:
     raise ValueError(f"{known}; not of {ast.unparse(node)[:40]}.")
 
 
+INTERCEPT = "Intercept"
 WHERE = "study.toml: model: formula"
 SUCH_AS = "Give a formula such as 'outcome ~ treatment + age', with names that have spaces in backticks."
 MOST_CHARACTERS = 2000  # of a formula
@@ -504,13 +483,8 @@ def check_size(formula: str, widths: Mapping[str, int]) -> None:
 
     Each column counts as many columns of the design as it has levels; sums add, interactions multiply. This is an upper
     bound, because contrasts and repeated terms only remove columns. The parser's syntax tree is as long as the formula;
-    its terms, which could be far more, are made after this check only.
-
-    Parameters
-    ----------
-    formula : str
-    widths : mapping
-        Largest number of design columns of each declared column.
+    its terms, which could be far more, are made after this check only. ``widths`` has the largest number of design columns
+    of each declared column.
     """
     if not formula.rpartition("~")[2].strip():
         raise InputError(WHERE, repr(formula[:80]), SUCH_AS)
@@ -565,20 +539,8 @@ class Design:
     Nothing of a formula runs as code at a site, and nothing depends on a site's records: parameters would have different
     meanings at different sites. Each column of a function, such as ``bs(age)[1]``, is a column of numbers for the parser.
 
-    Parameters
-    ----------
-    formula : str
-        Such as ``outcome ~ treatment * bs(age, knots=[40, 60], lower=18, upper=95)``.
-    columns : dict of Column
-    intercept : bool
-        Whether the intercept is a column of the design. Without it, levels are still coded against a baseline.
-
-    Attributes
-    ----------
-    functions, offsets : list of Function
-        The functions among the terms, and those that are added to the linear predictor.
-    used : set of str
-        The columns that it needs.
+    Without ``intercept`` it is no column of the design, but levels are still coded against a baseline. ``functions`` are
+    those among the terms, ``offsets`` those that are added to the linear predictor, and ``used`` the columns that it needs.
     """
 
     def __init__(self, formula: str, columns: dict[str, Column], intercept: bool = True):
@@ -590,9 +552,8 @@ class Design:
         widths = {name: max(len(column.levels), 1) for name, column in columns.items()}
         check_size(as_names(pieces), widths | {x.label: widths[x.columns[0]] for x in every.values() if x.kind == "C"})
         left, right = _parse(as_names(pieces))
-        factors = [
-            factor.expr for term in [*left, *right] for factor in term.factors if _is_column(factor, columns, owner)
-        ]
+        every_factor = [factor for term in [*left, *right] for factor in term.factors]
+        factors = [factor.expr for factor in every_factor if _is_column(factor, columns, owner)]
         if len(left) != 1 or len(left[0].factors) != 1 or str(left[0]) not in columns:
             raise InputError(WHERE, repr(formula), "Give one declared column, the response, left of '~'.")
         self.response_name = str(left[0])
@@ -602,11 +563,9 @@ class Design:
         self.functions = [one for one in every.values() if one.kind != "offset"]
         self.offsets = [one for one in every.values() if one.kind == "offset"]
         kept = [term for term in right if _is_term(term, owner)]
-        self._largest = {
-            name: size
-            for one in self.functions if one.kind != "C"
-            for name, size in zip(one.names, one.largest(self._ranges), strict=True)
-        }  # fmt: skip
+        self._largest: dict[str, float] = {}
+        for one in (one for one in self.functions if one.kind != "C"):
+            self._largest |= dict(zip(one.names, one.largest(self._ranges), strict=True))
         # The template has every level, so that the design's columns depend on the contract only.
         try:
             spec: Any = Formula(kept)  # pyright: ignore[reportAbstractUsage]
@@ -614,7 +573,7 @@ class Design:
         except Exception as error:
             raise InputError(WHERE, repr(formula), str(error)[:200]) from error
         whole = list(self._spec.column_names)
-        self._kept = [i for i, name in enumerate(whole) if intercept or name != "Intercept"]
+        self._kept = [i for i, name in enumerate(whole) if intercept or name != INTERCEPT]
         self.names: tuple[str, ...] = tuple(whole[i] for i in self._kept)
         if not self.names:
             raise InputError(WHERE, repr(formula), "Give at least one term.")
@@ -647,16 +606,15 @@ class Design:
         frame = {}
         for name, column in self.columns.items():
             if column.type == "level":
-                frame[name] = pd.Categorical(
-                    [column.levels[i % len(column.levels)] for i in range(most)], categories=list(column.levels)
-                )
+                levels = list(column.levels)
+                frame[name] = pd.Categorical([levels[i % len(levels)] for i in range(most)], categories=levels)
             else:
                 frame[name] = np.linspace(0.25, 0.75, most)
         for one in self.functions:
             if one.kind == "C":
                 frame[one.label] = self._code_levels(one, frame)
             else:
-                frame |= {name: np.linspace(0.25, 0.75, most) for name in one.names}
+                frame |= dict.fromkeys(one.names, np.linspace(0.25, 0.75, most))
         return pd.DataFrame(frame)
 
     def _code_levels(self, function: Function, records: Any) -> pd.Categorical:
@@ -707,11 +665,10 @@ class Design:
         """Refuse a response that does not fit the family."""
         column = self.columns[self.response_name]
         binary = column.type == "level" and len(column.levels) == 2
-        plain = column.center == 0 and column.scale == 1 and not column.log
         response = "count" if trials is not None else FAMILIES[family].response
         good, need = {
             "level": (binary, "a level of two, or a count of events if trials are given"),
-            "count": (column.type == "count" and plain, "a count, neither centred nor scaled"),
+            "count": (column.type == "count" and column.plain, "a count, neither centred nor scaled"),
             "number": (column.type == "number", "a number"),
         }[response]
         if not good:
@@ -798,16 +755,9 @@ LOG_SPREAD_SD = 1.5
 
 @dataclass(frozen=True)
 class MixedFormula:
-    """The parts of a formula.
+    """The parts of a formula: ``fixed`` is without the term of the effects, ``groups`` is a column or `SITE`.
 
-    Attributes
-    ----------
-    fixed : str
-        Without the term of the effects.
-    slope : str or None
-        The column, or the function, whose coefficient varies in addition to the intercept, if there is one.
-    groups : str
-        The column of the groups, or `SITE`.
+    ``slope`` is the column, or the function, whose coefficient varies in addition to the intercept, if there is one.
     """
 
     fixed: str
@@ -817,19 +767,11 @@ class MixedFormula:
 
 @dataclass(frozen=True)
 class Effects:
-    """The effects of groups in a contract: the formula, and the prior of their spreads.
-
-    Attributes
-    ----------
-    formula : MixedFormula
-    spread : {"half-normal", "exponential", "half-Cauchy"}
-    spread_scale, correlation_scale : float
-        As `fedpdmc.models.effects_prior` takes them.
-    """
+    """The effects of groups in a contract: the formula, and the prior of their spreads."""
 
     formula: MixedFormula
-    spread: str = "half-normal"
-    spread_scale: float = 1.0
+    spread: str = "half-normal"  # one of half-normal, exponential, half-Cauchy
+    spread_scale: float = 1.0  # as `fedpdmc.models.effects_prior` takes it
     correlation_scale: float = 0.5
 
     @property

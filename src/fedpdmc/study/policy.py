@@ -105,13 +105,6 @@ class Policy(Keys, kw_only=True):
         if self.least_difference is None:
             self.least_difference = self.least_records
 
-    def allows_model(self, study: Study) -> bool:
-        """Whether the family, or the model file, is one that the site allows."""
-        if study.model is None or study.model_file is None:
-            return study.family in self.families
-        model = study.model.model
-        return model.digest in self.models or model.operations <= self.most_operations
-
     def budget_terms(self, study: Study) -> dict[str, Any]:
         """The site's own terms of a budget for this study, as `Study.budget` takes them."""
         terms: dict[str, Any] = {} if self.dataset is None else {"dataset": self.dataset}
@@ -131,13 +124,16 @@ class Policy(Keys, kw_only=True):
 
     def check(self, site: str, study: Study, records: int) -> None:
         """Raise `Refused` if the contract, or the site's number of records, violates the policy."""
-        dim = len(study.names)
+        dim, allowed = len(study.names), study.family in self.families
+        if study.model is not None and study.model_file is not None:
+            model = study.model.model
+            allowed = model.digest in self.models or model.operations <= self.most_operations
         faults = {
             "POLICY_SITE": site not in study.sites,
             "POLICY_RECORDS": records < self.least_records,
             "POLICY_WITHOUT_BUDGET": study.epsilon is None and records < self.least_without_budget,
             "POLICY_PARAMETERS": dim > self.most_parameters_per_record * records,
-            "POLICY_FAMILY": not self.allows_model(study),
+            "POLICY_FAMILY": not allowed,
             "POLICY_DERIVATIVES": DERIVATIVES.index(study.derivatives) > DERIVATIVES.index(self.derivatives),
             "POLICY_POINTS": (study.derivatives in EXACT or study.label)
             and study.most_derivatives > self.most_derivatives,

@@ -15,9 +15,8 @@ from fedpdmc.models.families import Family, Place, Seen, significant
 from fedpdmc.models.mixture_prior import MOST_DF, mixture_prior
 from fedpdmc.potentials.bent_spread_prior import FLOOR
 from fedpdmc.study.contract import Study
-from fedpdmc.study.formula import Design
+from fedpdmc.study.formula import INTERCEPT, Design, round_to
 from fedpdmc.study.schema import Column
-from fedpdmc.study.units import INTERCEPT
 
 CALL = re.compile(r"\s*(\w+)\s*(?:\(([^()]*)\))?\s*")
 OTHERS = "others"
@@ -114,14 +113,14 @@ class Prior:
             x[:, shrunk] = noise[:, shrunk] * s * slab / np.hypot(s, slab)
         return x
 
-    def potential(self, study: Study) -> Any:
-        """The prior as `fedpdmc.sample` takes it: that of the contract, if it can express it."""
-        if self.in_contracts:
-            return study.prior()
-        heavy = np.flatnonzero(np.isfinite(self.df))
-        made = mixture_prior(
-            self.mean, self.scale, {int(i): int(self.df[i]) for i in heavy}, self.horseshoe, self.global_scale
-        )
+    def potential(self) -> Any:
+        """The prior as `fedpdmc.sample` takes it; some of its scales are finite."""
+        from fedpdmc.models import normal_prior
+
+        heavy = {int(i): int(self.df[i]) for i in np.flatnonzero(np.isfinite(self.df))}
+        if self.normal:
+            return normal_prior(len(self.names), mean=self.mean, scale=self.scale)
+        made = mixture_prior(self.mean, self.scale, heavy, self.horseshoe, self.global_scale)
         return made if made.index else made.normal
 
 
@@ -279,5 +278,4 @@ def term_of(name: str, design: Design) -> int | None:
 def _place(column: Column, values: np.ndarray) -> Place:
     values = ((np.log(values) if column.log else values) - column.center) / column.scale
     spread = significant(values.std()) or 1.0
-    unit = 10.0 ** np.floor(np.log10(spread))
-    return Place(float(f"{np.round(values.mean() / unit) * unit:.12g}"), spread)
+    return Place(round_to(values.mean(), spread), spread)

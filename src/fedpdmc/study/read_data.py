@@ -12,7 +12,8 @@ import re
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,22 +43,16 @@ class Origin(NamedTuple):
 
     def places(self, rows: np.ndarray, count: int) -> list[str]:
         """Names of these rows of ``count`` records: the line in a CSV file, else the number of the record, from one."""
-        lines = _lines(self.path) if self.path is not None and self.path.suffix.lower() == ".csv" else []
+        lines: list[int] = []
+        if self.path is not None and self.path.suffix.lower() == ".csv":
+            # Quoted values may span several lines.
+            with self.path.open(newline="", encoding="utf-8", errors="replace") as file:
+                reader = csv.reader(file)
+                begins = [reader.line_num + 1 for _ in reader]
+            lines = begins[:-1]
         if len(lines) == count:
             return [f"line {lines[row]}" if row < count else "" for row in rows]
         return [f"record {row + 1}" for row in rows]
-
-
-def _lines(path: Path) -> list[int]:
-    """The line on which each record of a CSV file begins; quoted values may span several lines."""
-    with path.open(newline="", encoding="utf-8", errors="replace") as file:
-        reader = csv.reader(file)
-        next(reader, None)
-        lines, last = [], reader.line_num
-        for _ in reader:
-            lines.append(last + 1)
-            last = reader.line_num
-    return lines
 
 
 class Fault(NamedTuple):
@@ -70,42 +65,27 @@ class Fault(NamedTuple):
 
 
 class FaultyRecords(InputError):
-    """All errors in the records of one source.
-
-    Attributes
-    ----------
-    where : str
-    lines : list of str
-        The first `MOST_SHOWN` faults.
-    total : int
-        How many there are.
-    extent : str
-        In how many records.
-    """
+    """All errors in the records of one source: ``lines`` has the first `MOST_SHOWN` of ``total``, in the ``extent``."""
 
     def __init__(self, origin: Origin, faults: list[Fault], count: int):
         faults = sorted(faults, key=lambda fault: fault.row)
         shown = faults[:MOST_SHOWN]
         places = origin.places(np.maximum([fault.row for fault in shown], 0), count)
-        labels = [_label(fault, place) for fault, place in zip(shown, places, strict=True)]
         self.where, self.total = origin.where, len(faults)
-        self.lines, remedies = [], set()
-        for label, fault in zip(labels, shown, strict=True):
+        self.lines, remedies, labels = [], set(), []
+        for fault, place in zip(shown, places, strict=True):
+            column = f"column {fault.column!r}" if fault.column else ""
+            labels.append(", ".join(filter(None, [place if fault.row >= 0 else "", column])))
             # The remedy is given once per column.
             remedy = "" if (fault.column, fault.remedy) in remedies else f" {fault.remedy}"
             remedies.add((fault.column, fault.remedy))
-            self.lines.append(f"{label}{': ' if label else ''}{fault.what}.{remedy}")
+            self.lines.append(f"{labels[-1]}{': ' if labels[-1] else ''}{fault.what}.{remedy}")
         bad = len({fault.row for fault in faults if fault.row >= 0})
         self.extent = f"{_faults(self.total)} in {bad} of {count} records"
         if self.total == 1:
             super().__init__(", ".join(filter(None, [self.where, labels[0]])), faults[0].what, faults[0].remedy)
         else:
             super().__init__(self.where, self.extent, "\n  ".join(["Correct them:", *self.lines, *_more(self.total)]))
-
-
-def _label(fault: Fault, place: str) -> str:
-    column = f"column {fault.column!r}" if fault.column else ""
-    return ", ".join(filter(None, [place if fault.row >= 0 else "", column]))
 
 
 def _faults(count: int) -> str:
@@ -116,13 +96,25 @@ def _more(total: int, shown: int = MOST_SHOWN) -> list[str]:
     return [f"and {total - shown:,} more."] if total > shown else []
 
 
-def faulty_sites(found: Mapping[str, InputError], sites: int) -> InputError:
-    """One report of the errors in the records of several of ``sites`` sites.
+def read_all_sites(sites: Collection[str], read: Callable[[str], pd.DataFrame]) -> dict[str, pd.DataFrame]:
+    """The records of all sites, each as ``read`` returns them.
 
-    At most `MOST_SHOWN` errors are shown, evenly distributed over the sites.
+    Raises
+    ------
+    InputError
+        One report of the errors in all of them: at most `MOST_SHOWN` errors, evenly distributed over the sites.
     """
+    records: dict[str, pd.DataFrame] = {}
+    found: dict[str, InputError] = {}
+    for site in sites:
+        try:
+            records[site] = read(site)
+        except InputError as error:
+            found[site] = error
+    if not found:
+        return records
     if len(found) == 1:
-        return next(iter(found.values()))
+        raise next(iter(found.values()))
     totals = {site: error.total if isinstance(error, FaultyRecords) else 1 for site, error in found.items()}
     shown = dict.fromkeys(found, 0)
     for _ in range(MOST_SHOWN):
@@ -139,8 +131,8 @@ def faulty_sites(found: Mapping[str, InputError], sites: int) -> InputError:
     left = [site for site in found if not shown[site]]
     if left:
         report.append(f"and {_faults(sum(totals[site] for site in left))} at {len(left):,} more sites.")
-    what = f"{_faults(sum(totals.values()))} at {len(found)} of {sites} sites"
-    return InputError("data", what, "\n  ".join(report))
+    what = f"{_faults(sum(totals.values()))} at {len(found)} of {len(sites)} sites"
+    raise InputError("data", what, "\n  ".join(report))
 
 
 def check_records(
@@ -185,7 +177,6 @@ def refuse_records(records: pd.DataFrame, faults: list[Fault]) -> FaultyRecords:
 
 
 def _missing(raw: pl.Series, column: Column) -> np.ndarray:
-    """Which values are missing."""
     found = raw.is_null().to_numpy()
     if raw.dtype == pl.String:
         marks = [mark for mark in MISSING if mark not in column.levels]
@@ -265,7 +256,8 @@ def read_records(
     if database != (query is not None):
         found = "a database without a query" if database else "a query for a file"
         raise InputError(whose, found, "Give a query for sqlite: and postgresql:// sources, and only for them.")
-    needed = [*_needed_columns(study), *(name for name in also if name not in study.used)]
+    used = study.used
+    needed = [*(name for name in study.columns if name in used), *(name for name in also if name not in used)]
     origin = Origin(f"{whose} ({shown(str(source))})", None if database else Path(source))
     raw = _from_database(str(source), str(query), whose) if database else _from_file(Path(source), needed, whose)
     missing = ", ".join(repr(name) for name in needed if name not in raw)
@@ -276,8 +268,8 @@ def read_records(
         raise FaultyRecords(origin, faults, count)
     if not count:
         raise InputError(origin.where, "no records", "Give at least one record.")
-    used = {name: raw[name] for name in needed if name in raw and name in study.used}
-    records = check_records(study, used, origin, count, faults)
+    taken = {name: raw[name] for name in needed if name in raw and name in used}
+    records = check_records(study, taken, origin, count, faults)
     records.attrs["raw"] = {name: raw[name][records.attrs["rows"]] for name in needed}
     return records
 
@@ -301,34 +293,19 @@ def site_records(
 ) -> pd.DataFrame:
     """The records of a site, as `read_records` returns them, checked against the contract's limits."""
     records = read_records(study, source, query, site=site, also=also)
-    if study.count(records) > study.most_records:
-        raise InputError(
-            f"data of site {site!r}",
-            f"{study.count(records):,} records",
-            f"The contract allows {study.most_records:,} per site. Agree on a larger limit: [limits] records = ....",
+    if (count := study.count(records)) > study.most_records:
+        remedy = (
+            f"The contract allows {study.most_records:,} per site. Agree on a larger limit: [limits] records = ...."
         )
+        raise InputError(f"data of site {site!r}", f"{count:,} records", remedy)
     if study.coordinates(site) is not None:
         study.matrix(records, site)
     return records
 
 
 def records_of_sites(study: Study, sources: Mapping[str, tuple[str | Path, str | None]]) -> dict[str, pd.DataFrame]:
-    """The records of all sites, each from its source and query.
-
-    Raises
-    ------
-    InputError
-        One report of the errors in all of them.
-    """
-    found, faults = {}, {}
-    for site, (source, query) in sources.items():
-        try:
-            found[site] = site_records(study, site, source, query)
-        except InputError as error:
-            faults[site] = error
-    if faults:
-        raise faulty_sites(faults, len(sources))
-    return found
+    """The records of all sites, each from its source and query, or one report of the errors in all of them."""
+    return read_all_sites(sources, lambda site: site_records(study, site, *sources[site]))
 
 
 def check_cells(study: Study, records: pd.DataFrame, least: int) -> None:
@@ -340,20 +317,24 @@ def check_cells(study: Study, records: pd.DataFrame, least: int) -> None:
     ------
     InputError
     """
-    for name in records:
-        if study.columns[str(name)].type == "level":
+    cells: dict[str, int] = {}
+    for name in map(str, records):
+        if study.columns[name].type == "level":
             counts = records[name].value_counts()
-            for level, count in counts.items():
-                _check_cell(f"level {level!r} of column {str(name)!r}", int(count), least)
-    if study.model is not None and study.model.design is None:
-        return
-    matrix = study.design.matrix(records)
-    for name, column in zip(study.design.names, matrix.T, strict=True):
-        values, counts = np.unique(column, return_counts=True)
-        if len(values) == 2:
-            _check_cell(f"term {name!r} of the formula", int(counts.min()), least)
-        elif any(one.kind == "bs" and one.label in name for one in study.design.functions):
-            _check_cell(f"values other than 0 of {name!r}", int(np.count_nonzero(column)), least)
+            cells |= {f"level {level!r} of column {name!r}": int(count) for level, count in counts.items()}
+    if study.model is None or study.model.design is not None:
+        splines = [one.label for one in study.design.functions if one.kind == "bs"]
+        for name, column in zip(study.design.names, study.design.matrix(records).T, strict=True):
+            values, counts = np.unique(column, return_counts=True)
+            if len(values) == 2:
+                cells[f"term {name!r} of the formula"] = int(counts.min())
+            elif any(label in name for label in splines):
+                cells[f"values other than 0 of {name!r}"] = int(np.count_nonzero(column))
+    for what, count in cells.items():
+        if 0 < count < least:
+            policy = f"The policy has least_cell = {least}"
+            remedy = f"{policy}: merge levels in the contract, leave these records out, or lower it."
+            raise InputError(f"data, {what}", f"only {count} records", remedy)
 
 
 def check_shares(study: Study, records: pd.DataFrame, most: float) -> None:
@@ -377,52 +358,28 @@ def check_shares(study: Study, records: pd.DataFrame, most: float) -> None:
         )
 
 
-def _check_cell(what: str, count: int, least: int) -> None:
-    if 0 < count < least:
-        raise InputError(
-            f"data, {what}",
-            f"only {count} records",
-            f"The policy has least_cell = {least}: merge levels in the contract, leave these records out, or lower it.",
-        )
-
-
-def _needed_columns(study: Study) -> list[str]:
-    return [name for name in study.columns if name in study.used]
-
-
 def _from_file(path: Path, needed: list[str], whose: str) -> Mapping[str, pl.Series]:
-    kind = path.suffix.lower()
+    kind, remedy = path.suffix.lower(), "Give a file that can be read."
     if kind not in (".csv", ".parquet"):
-        raise InputError(
-            whose, shown(str(path)), "Give a .csv or .parquet file, sqlite:PATH or a postgresql:// address."
-        )
+        known = "Give a .csv or .parquet file, sqlite:PATH or a postgresql:// address."
+        raise InputError(whose, shown(str(path)), known)
     if kind == ".parquet":
-        _check_parquet(path, whose)
+        # In another process first: some damaged files end the process that reads them.
+        done = subprocess.run([sys.executable, "-c", READ_PARQUET, path], stdin=subprocess.DEVNULL, capture_output=True)
+        if done.returncode:
+            lines = done.stderr.decode(errors="replace").strip().splitlines()
+            found = f"{path}: {lines[-1][:200] if lines else 'a file at which the reader ends'}"
+            raise InputError(whose, found, remedy)
     try:
         # Text, so that errors can show values as they were written.
         frame = pl.read_csv(path, infer_schema=False) if kind == ".csv" else pl.read_parquet(path)
-        if kind == ".csv":
-            _refuse_duplicate_columns(path, whose)
+        header = pl.read_csv(path, infer_schema=False, has_header=False, n_rows=1).row(0) if kind == ".csv" else ()
     except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
-        raise InputError(whose, f"{path}: {str(error)[:200]}", "Give a file that can be read.") from error
+        raise InputError(whose, f"{path}: {str(error)[:200]}", remedy) from error
+    # Polars renames one of two columns with the same name, without a warning.
+    if twice := next((name for name in map(str, header) if [*map(str, header)].count(name) > 1), None):
+        raise InputError(whose, f"{path} with two columns {twice!r}", "Give every column its own name.")
     return {name: frame[name] for name in needed if name in frame.columns}
-
-
-def _check_parquet(path: Path, whose: str) -> None:
-    """Read a Parquet file in another process first: some damaged files end the process that reads them."""
-    done = subprocess.run([sys.executable, "-c", READ_PARQUET, path], stdin=subprocess.DEVNULL, capture_output=True)
-    if done.returncode:
-        lines = done.stderr.decode(errors="replace").strip().splitlines()
-        found = f"{path}: {lines[-1][:200] if lines else 'a file at which the reader ends'}"
-        raise InputError(whose, found, "Give a file that can be read.")
-
-
-def _refuse_duplicate_columns(path: Path, whose: str) -> None:
-    """Polars would rename one of two columns with the same name, without a warning."""
-    header = [str(name) for name in pl.read_csv(path, infer_schema=False, has_header=False, n_rows=1).row(0)]
-    for name in header:
-        if header.count(name) > 1:
-            raise InputError(whose, f"{path} with two columns {name!r}", "Give every column its own name.")
 
 
 def shown(source: str) -> str:
@@ -433,7 +390,13 @@ def shown(source: str) -> str:
 
 def _from_database(source: str, query: str, whose: str) -> dict[str, pl.Series]:
     try:
-        names, rows = _sqlite(source, query) if source.startswith("sqlite:") else _postgres(source, query, whose)
+        if source.startswith("sqlite:"):
+            path = Path(source.removeprefix("sqlite:")).absolute()
+            with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
+                cursor = connection.execute(query)
+                names, rows = [column[0] for column in cursor.description or ()], cursor.fetchall()
+        else:
+            names, rows = _postgres(source, query, whose)
     except (sqlite3.Error, ValueError) as error:
         if isinstance(error, InputError):
             raise
@@ -441,20 +404,8 @@ def _from_database(source: str, query: str, whose: str) -> dict[str, pl.Series]:
     if len(set(names)) != len(names):
         raise InputError(whose, "a query with two columns of the same name", "Rename columns with AS.")
     columns = zip(*rows, strict=True) if rows else [()] * len(names)
-    return {
-        name: pl.Series(name, [_as_text(value) for value in values], dtype=pl.String)
-        for name, values in zip(names, columns, strict=True)
-    }
-
-
-def _sqlite(source: str, query: str) -> tuple[list[str], list[tuple]]:
-    path = Path(source.removeprefix("sqlite:"))
-    connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
-    try:
-        cursor = connection.execute(query)
-        return [column[0] for column in cursor.description or ()], cursor.fetchall()
-    finally:
-        connection.close()
+    texts = ([_as_text(value) for value in values] for values in columns)
+    return {name: pl.Series(name, own, dtype=pl.String) for name, own in zip(names, texts, strict=True)}
 
 
 def _postgres(source: str, query: str, whose: str) -> tuple[list[str], list[tuple]]:

@@ -156,7 +156,6 @@ def _explain(node: inspect.Type, values: Any, where: str, error: msgspec.Validat
 
 
 def _kinds(node: inspect.Type) -> tuple[inspect.Type, ...]:
-    """What a key may be, one by one."""
     node = node.type if isinstance(node, inspect.Metadata) else node
     return node.types if isinstance(node, inspect.UnionType) else (node,)
 
@@ -250,6 +249,11 @@ class Column:
     center: float = 0.0
     scale: float = 1.0
     log: bool = False
+
+    @property
+    def plain(self) -> bool:
+        """Whether it enters the model as it is recorded."""
+        return not self.center and self.scale == 1 and not self.log
 
     @property
     def range(self) -> tuple[float, float]:

@@ -27,10 +27,11 @@ from fedpdmc.models.model_file.program import Source
 from fedpdmc.models.user_function import Variables
 from fedpdmc.results import arviz_export
 from fedpdmc.results.report.report_page import MANY_DROPPED
-from fedpdmc.study.contract import Study, parse_study
+from fedpdmc.study.contract import Study, design_map, parse_study
 from fedpdmc.study.contract_model import of_record
 from fedpdmc.study.description import effect_scale, modelled, prior_lines, released
 from fedpdmc.study.formula import (
+    INTERCEPT,
     SPLINES,
     Design,
     Function,
@@ -40,6 +41,7 @@ from fedpdmc.study.formula import (
     is_mixed,
     outward,
     parse_mixed,
+    round_to,
     split,
 )
 from fedpdmc.study.prior_names import (
@@ -50,10 +52,9 @@ from fedpdmc.study.prior_names import (
     place_response,
     prior_by_name,
 )
-from fedpdmc.study.read_data import Origin, check_records, faulty_sites
+from fedpdmc.study.read_data import Origin, check_records, read_all_sites
 from fedpdmc.study.schema import VALUES, Column, contract_text
 from fedpdmc.study.study_response import Responses
-from fedpdmc.study.units import INTERCEPT, design_map
 from fedpdmc.validation import integer, one_of, suggest
 
 MOST_LEVELS = 200
@@ -106,25 +107,23 @@ def _series(name: str, column: nw.Series) -> pl.Series:
     return pl.Series(name, [None if x is None else str(x) for x in values], dtype=pl.String)
 
 
-def ordered_levels(table: Any, name: str) -> tuple[str, ...] | None:
-    """The categories of a pandas Categorical or a polars Enum, in their order; None for any other column."""
+def _categories(table: Any, name: str) -> tuple[tuple[str, ...] | None, bool]:
+    """The categories of a pandas Categorical or a polars Enum, and whether they are ordered; None for other columns."""
     column = as_frame(table)[name].to_native()
     if isinstance(column, pd.Series) and isinstance(column.dtype, pd.CategoricalDtype):
         return tuple(
             str(one).lower() if isinstance(one, (bool, np.bool_)) else str(one) for one in column.cat.categories
         )
     if isinstance(column, pl.Series) and isinstance(column.dtype, pl.Enum):
-        return tuple(column.dtype.categories.to_list())
-    return None
+        return tuple(column.dtype.categories.to_list()), True
+    return None, False
 
 
-def check_order(name: str, table: Any, seen: pl.Series) -> None:
+def _check_order(name: str, table: Any) -> None:
     """Refuse text as an ordered response, unless it is an ordered categorical: the alphabet is not its order."""
-    column = as_frame(table)[name].to_native()
-    categorical = isinstance(column, pd.Series) and isinstance(column.dtype, pd.CategoricalDtype)
-    known = categorical and column.cat.ordered or isinstance(column, pl.Series) and isinstance(column.dtype, pl.Enum)
+    seen, (levels, ordered) = as_columns(table, [name])[name], _categories(table, name)
     found = seen.drop_nulls().unique().sort().to_list()
-    if known or (seen.dtype != pl.String and not categorical) or found == ["false", "true"]:
+    if ordered or (seen.dtype != pl.String and levels is None) or found == ["false", "true"]:
         return
     some = f"text without an order ({', '.join(map(repr, found[:3]))}{', ...' if len(found) > 3 else ''})"
     given = f'Give its levels from the lowest to the highest: columns={{"{name}": {{"levels": [...]}}}}; or an ordered '
@@ -140,21 +139,9 @@ def declare(
     levels: tuple[str, ...] | None,
     standardize: bool,
 ) -> Column:
-    """The declaration of a column.
+    """The declaration of a column, from its values at all sites, what the user declares, and the ``role`` in the model.
 
-    Parameters
-    ----------
-    name : str
-    values : Series
-        Of all sites.
-    given : mapping
-        What the user declares; it takes precedence over what the values show.
-    role : {"covariate", "level", "status", "count", "number", "positive", "unit", "weight"}
-        What the model needs it to be.
-    levels : tuple of str or None
-        The categories of a categorical column.
-    standardize : bool
-        Whether numbers are centred and scaled.
+    Roles: covariate, level, status, count, number, positive, unit or weight. ``levels`` are those of a categorical.
     """
     unknown = sorted(set(given) - set(KEYS))
     if unknown:
@@ -167,16 +154,21 @@ def declare(
     if kind not in VALUES:
         raise InputError(f"columns[{name!r}]: type", repr(kind), f"Give one of {', '.join(map(repr, VALUES))}.")
     if kind == "level":
-        found = (
-            _levels(name, seen, role) if levels is None else tuple(x for x in levels if x in set(seen.cast(pl.String)))
-        )
+        present = set(seen.cast(pl.String))
+        found = _levels(name, seen, role) if levels is None else tuple(x for x in levels if x in present)
         return Column(name, kind, levels=tuple(given.get("levels") or found))
-    numbers = _finite_numbers(name, seen)
+    parsed = seen.cast(pl.Float64, strict=False)
+    if len(bad := seen.filter(parsed.is_null())):
+        raise InputError(f"column {name!r}", f"{str(bad[0])[:40]!r}", "Give numbers, or declare it: type = 'level'.")
+    numbers = parsed.to_numpy()
+    if not np.all(np.isfinite(numbers)):
+        count, first = np.count_nonzero(~np.isfinite(numbers)), seen.filter(~parsed.is_finite())[0]
+        some = f"a value that is not finite ({first}; {count:,} of {len(numbers):,})"
+        raise InputError(f"column {name!r}", some, "Give finite numbers, or leave the values empty as missing ones.")
     log = bool(given.get("log", False))
     if log and numbers.min() <= 0:
-        raise InputError(
-            f"column {name!r}", f"the value {numbers.min():g} with log = True", "Logarithms need values above 0."
-        )
+        found = f"the value {numbers.min():g} with log = True"
+        raise InputError(f"column {name!r}", found, "Logarithms need values above 0.")
     if role in INSIDE and not (numbers.min() > 0 and numbers.max() < INSIDE[role]):
         found = f"values from {numbers.min():g} to {numbers.max():g}"
         raise InputError(f"column {name!r}", found, f"Give values above 0 and below {INSIDE[role]:g}.")
@@ -201,11 +193,8 @@ def _kind(seen: pl.Series, role: str, levels: tuple[str, ...] | None, named: boo
         return "level"
     if role != "covariate":
         return "count" if role == "count" else "number"
-    return "level" if seen.dtype == pl.String and not _all_numbers(seen) else "number"
-
-
-def _all_numbers(seen: pl.Series) -> bool:
-    return not seen.cast(pl.Float64, strict=False).is_null().any()
+    text = seen.dtype == pl.String and seen.cast(pl.Float64, strict=False).is_null().any()
+    return "level" if text else "number"
 
 
 def _levels(name: str, seen: pl.Series, role: str) -> tuple[str, ...]:
@@ -219,11 +208,9 @@ def _levels(name: str, seen: pl.Series, role: str) -> tuple[str, ...]:
         # A status without censoring, or without events.
         found = next((list(pair) for pair in (("0", "1"), ("false", "true")) if found[0] in pair), found)
     if len(found) > MOST_LEVELS:
-        raise InputError(
-            f"column {name!r}",
-            f"{len(found)} levels",
-            f"At most {MOST_LEVELS} are taken from a table: is it a number? Else declare them: columns={{{name!r}: ...}}.",
-        )
+        taken = f"At most {MOST_LEVELS} are taken from a table"
+        remedy = f"{taken}: is it a number? Else declare them: columns={{{name!r}: ...}}."
+        raise InputError(f"column {name!r}", f"{len(found)} levels", remedy)
     if len(found) == 1:
         all_of_them = f'declare all levels: columns={{"{name}": {{"levels": [...]}}}}'
         remedy = f"Leave it out of the formula, or {all_of_them}."
@@ -236,19 +223,6 @@ def _levels(name: str, seen: pl.Series, role: str) -> tuple[str, ...]:
             remedy = f"{other}{all_of_them}."
         raise InputError(f"column {name!r}", f"only the level {found[0]!r}", remedy)
     return tuple(found)
-
-
-def _finite_numbers(name: str, seen: pl.Series) -> np.ndarray:
-    found = seen.cast(pl.Float64, strict=False)
-    bad = seen.filter(found.is_null())
-    if len(bad):
-        raise InputError(f"column {name!r}", f"{str(bad[0])[:40]!r}", "Give numbers, or declare it: type = 'level'.")
-    numbers = found.to_numpy()
-    if not np.all(np.isfinite(numbers)):
-        count, first = np.count_nonzero(~np.isfinite(numbers)), seen.filter(~found.is_finite())[0]
-        some = f"a value that is not finite ({first}; {count:,} of {len(numbers):,})"
-        raise InputError(f"column {name!r}", some, "Give finite numbers, or leave the values empty as missing ones.")
-    return numbers
 
 
 def numbers_bounds(numbers: np.ndarray, kind: str, positive: bool, most: float = np.inf) -> tuple[float, float]:
@@ -286,8 +260,7 @@ def _standard(numbers: np.ndarray) -> tuple[float, float]:
     if sd == 0:
         return 0.0, 1.0
     scale = float(f"{sd:.{DIGITS}g}")
-    unit = 10.0 ** np.floor(np.log10(scale))
-    return float(f"{np.round(numbers.mean() / unit) * unit:.12g}"), scale
+    return round_to(numbers.mean(), scale), scale
 
 
 # Role of a column of a family of the standard library, by the domain that the family declares.
@@ -332,7 +305,7 @@ class Sites(DescribedSites):
     def __init__(self, study: Study, tables: dict[str, pd.DataFrame], prior: Prior):
         self.study, self.tables, self._prior = study, tables, prior
         self._members = tuple(_site(study, name, records) for name, records in tables.items())
-        self.prior = study.prior() if study.effects else prior.potential(study)
+        self.prior = study.prior() if study.effects or prior.in_contracts else prior.potential()
         self.prior_lines = prior_lines(study, prior)
         self.effect_scale = effect_scale(study, tables)
 
@@ -363,11 +336,8 @@ class Sites(DescribedSites):
             A prior that a contract cannot express.
         """
         if not self._prior.in_contracts:
-            raise InputError(
-                "prior",
-                "; ".join(self._prior.lines()),
-                "Contracts have no prior that is flat for some parameters only: say normal.",
-            )
+            remedy = "Contracts have no prior that is flat for some parameters only: say normal."
+            raise InputError("prior", "; ".join(self._prior.lines()), remedy)
         path = Path(path)
         path.write_bytes(self.study.text)
         if self.study.model is not None and self.study.model_file is not None:
@@ -393,9 +363,8 @@ class Sites(DescribedSites):
         if not isinstance(self, Sites):
             raise InputError("sites", type(self).__name__, "Give what fedpdmc.sites returns.")
         if self.study.effects is not None:
-            raise InputError(
-                "sites", "effects of groups in the formula", "Look at the prior of a formula without them."
-            )
+            remedy = "Look at the prior of a formula without them."
+            raise InputError("sites", "effects of groups in the formula", remedy)
         rng = np.random.default_rng(seed)
         x = self._prior.draws(integer("prior_predictive(draws)", draws, 1), rng)
         named = self._members[0].naming
@@ -438,9 +407,8 @@ class Sites(DescribedSites):
         return "\n".join(["Sites: " + self.lines()[0], *(f"  {line}" for line in self.lines()[1:])])
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td>{escape(name)}</td><td>{len(table):,}</td></tr>" for name, table in self.tables.items()
-        )
+        each = self.tables.items()
+        rows = "".join(f"<tr><td>{escape(name)}</td><td>{len(table):,}</td></tr>" for name, table in each)
         lines = "<br>".join(escape(line) for line in self.lines())
         return f"<p>{lines}</p><table><tr><th>site</th><th>records</th></tr>{rows}</table>"
 
@@ -548,16 +516,21 @@ def sites(
         formula, options = f"{time} {formula[surv.end() :]}", options | {"died": status or True}
     mixed = parse_mixed(formula) if is_mixed(formula) else None
     if mixed is None and (spread is not None or spread_scale is not None):
-        raise InputError(
-            "spread", "a prior of a spread without effects", "Give a formula with a term such as (1 | ward)."
-        )
+        remedy = "Give a formula with a term such as (1 | ward)."
+        raise InputError("spread", "a prior of a spread without effects", remedy)
     own = family if isinstance(family, Model) else None
     if isinstance(family, str):
         family = ALIASES.get(family.lower(), family.lower())
         one_of("family", family, tuple(FAMILIES), (*ALIASES, *FAMILIES))
     predictor = family in BUILT_IN or (own is None and mixed is not None and not of_record(family, options))
     parts, fixed = _by_site(table, by), formula if mixed is None else mixed.fixed
-    source = None if predictor else (family if isinstance(family, Model) else _example(family)).source
+    source = None
+    if isinstance(family, Model):
+        source = family.source
+    elif not predictor:
+        # In some size: its columns do not depend on it.
+        sizes = {"levels": 3} if FAMILIES[family].levels else {"pieces": 2} if FAMILIES[family].pieces else {}
+        source = record_family(family, **sizes).source
     _check_options(family, options, source, next(iter(parts.values())))
     used, given = _uses(fixed, family, options, source, weights), dict(columns or {})
     functions = [one for one in split(formula) if isinstance(one, Function)]
@@ -575,7 +548,7 @@ def sites(
     record = FAMILIES[family] if isinstance(family, str) else None
     if record is not None and record.ordered and "levels" not in given.get(used.response, {}):
         for part in parts.values():
-            check_order(used.response, part, as_columns(part, [used.response])[used.response])
+            _check_order(used.response, part)
     declared = _declare(whole, fixed, used, given, standardize and predictor)
     for column in declared.values():
         _name_alike(f"column {column.name!r}: the levels", column.levels)
@@ -615,7 +588,8 @@ def sites(
         spread_scale = scales.response.spread
     of_spread = {} if mixed is None else {"spread": spread, "spread_scale": spread_scale}
     study = parsed({"prior": rule.table() | of_spread})
-    found = Sites(study, _records(study, parts), rule)
+    records = read_all_sites(parts, lambda site: check_table(study, parts[site], f"table of site {site!r}"))
+    found = Sites(study, records, rule)
     _name_dependent_columns(study, found.tables)
     shares = {site: gone / read for site, (gone, read) in found.dropped().items()}
     if many := [f"{site} {100 * share:.0f} %" for site, share in shares.items() if share > MANY_DROPPED]:
@@ -663,13 +637,11 @@ def _check_options(family: str | Model, options: Mapping[str, Any], source: Sour
     for name in sorted(set(options) - set(known)):
         near = suggest(name, [*inspect.signature(sites).parameters, *known])
         need = "It is for 'poisson', and for 'negative_binomial' with size= and effects such as (1 | ward)."
-        survival = ", ".join(repr(one.name) for one in FAMILIES.values() if one.survival)
-        need = f"It is the status of survival times, which are for {survival}." if name == "died" else need
-        need = (
-            need
-            if name in ("offset", "exposure", "died")
-            else f"The family {named} takes {', '.join(known) or 'no others'}."
-        )
+        if name == "died":
+            survival = ", ".join(repr(one.name) for one in FAMILIES.values() if one.survival)
+            need = f"It is the status of survival times, which are for {survival}."
+        elif name not in ("offset", "exposure"):
+            need = f"The family {named} takes {', '.join(known) or 'no others'}."
         raise InputError(name, "an unknown argument", near + need)
     for name in (name for name in needed if name not in options):
         given = "True if every time is that of an event" if name == "died" else "numbers"
@@ -727,14 +699,7 @@ def _uses(
     return _Uses(response, roles, covariates, None, False, died)
 
 
-def _example(family: str) -> Model:
-    """A family of the standard library in some size: its columns do not depend on it."""
-    found = FAMILIES[family]
-    return record_family(family, **({"levels": 3} if found.levels else {"pieces": 2} if found.pieces else {}))
-
-
 def _by_site(table: Any, by: str | None) -> dict[str, Any]:
-    """A table for each site."""
     if isinstance(table, Mapping):
         if by is not None:
             raise InputError("by", repr(by), "A dict has a table for each site: leave it out.")
@@ -758,11 +723,10 @@ _Values = tuple[pl.Series, tuple[str, ...] | None]
 
 
 def _whole(parts: Mapping[str, Any], used: Sequence[str]) -> dict[str, _Values]:
-    """The columns that the model uses, of all sites."""
     found: dict[str, _Values] = {}
     read = [(part, as_columns(part, used, f"table of site {site!r}")) for site, part in parts.items()]
     for column in used:
-        ordered = [levels for part, _ in read if (levels := ordered_levels(part, column)) is not None]
+        ordered = [levels for part, _ in read if (levels := _categories(part, column)[0]) is not None]
         levels = tuple(dict.fromkeys(level for one in ordered for level in one)) if ordered else None
         own = {site: series[column] for site, (_, series) in zip(parts, read, strict=True)}
         fractions = [site for site, one in own.items() if one.dtype == pl.Float64]
@@ -777,7 +741,6 @@ def _whole(parts: Mapping[str, Any], used: Sequence[str]) -> dict[str, _Values]:
 def _declare(
     whole: Mapping[str, _Values], formula: str, uses: _Uses, given: Mapping[str, Mapping[str, Any]], standardize: bool
 ) -> dict[str, Column]:
-    """Declarations of all columns that the model uses."""
     stray = sorted(set(given) - set(whole))
     if stray:
         raise InputError("columns", repr(stray[0]), f"The model uses {', '.join(whole)}.")
@@ -785,18 +748,18 @@ def _declare(
     def declare_all(standard: bool) -> dict[str, Column]:
         found = {}
         for column, (series, levels) in whole.items():
-            moved = standard and column != uses.offset and not _zero_one(series)
+            zero_one = series.dtype.is_numeric() and set(series.drop_nulls().unique().to_list()) <= {0, 1}
+            moved = standard and column != uses.offset and not zero_one
             if column in uses.roles:
                 moved = standard and column == uses.response and uses.standard_response
-            found[column] = declare(
-                column, series, given.get(column, {}), uses.roles.get(column, "covariate"), levels, moved
-            )
+            role = uses.roles.get(column, "covariate")
+            found[column] = declare(column, series, given.get(column, {}), role, levels, moved)
         return found
 
     found = declare_all(standardize)
     if not standardize:
         return found
-    no_intercept = "Intercept" not in Design(formula, found).names
+    no_intercept = INTERCEPT not in Design(formula, found).names
     if design_map(formula, found) is None or (found[uses.response].center and no_intercept):
         # Centring cannot be undone, as for an interaction without its main effects: the numbers stay as they are.
         return declare_all(False)
@@ -814,13 +777,11 @@ def _scales(
     """What the default prior is made of: places of the values, or scales that ``given`` states."""
     complete = _complete(whole)
     numbers = {name: _numbers(series.filter(complete), declared[name]) for name, (series, _) in whole.items()}
-    covariates = {
-        name: place_covariate(declared[name], numbers[name], "scale" in given.get(name, {})) for name in uses.covariates
-    }
+    stated = {name: "scale" in given.get(name, {}) for name in uses.covariates}
+    covariates = {name: place_covariate(declared[name], numbers[name], known) for name, known in stated.items()}
     for one in design.functions:
-        covariates |= place_function(
-            one.names, None if one.kind == "C" else one.basis(one.argument(numbers)), one.kind in SPLINES
-        )
+        basis = None if one.kind == "C" else one.basis(one.argument(numbers))
+        covariates |= place_function(one.names, basis, one.kind in SPLINES)
     if isinstance(family, Model):
         return Scales(covariates, Place(), known=False)
     offset = None if uses.offset is None else numbers[uses.offset]
@@ -830,12 +791,9 @@ def _scales(
         offset = np.log(offset)
     if offset is not None and uses.offset not in uses.roles and np.ptp(offset) > MOST_OFFSET:
         write = f"give exposure={uses.offset!r}" if uses.offset else "write offset(log(...))"
-        raise InputError(
-            "offset",
-            f"values of {uses.offset or 'offset(...)'!r} from {offset.min():g} to {offset.max():g}",
-            "An offset is added to the linear predictor, as a logarithm. For times at risk or numbers of persons, whose "
-            f"logarithm is to be added, {write}.",
-        )
+        added = "An offset is added to the linear predictor, as a logarithm. For times at risk or numbers of persons, whose "
+        values = f"values of {uses.offset or 'offset(...)'!r} from {offset.min():g} to {offset.max():g}"
+        raise InputError("offset", values, f"{added}logarithm is to be added, {write}.")
     died = numbers[uses.died] if uses.died else None
     seen = Seen(numbers[uses.response], offset, died)
     return Scales(covariates, place_response(FAMILIES[family], declared[uses.response], seen))
@@ -875,15 +833,9 @@ def _freeze(
             declared[name]["bounds"] = wide
         if any(one.kind == "bs" for one in own):
             # It has ends, which no value may be beyond.
-            settings = [one.settings for one in own if one.short == f"bs({name})"]
-            ends = (
-                [one.get(key, end) for one in settings]
-                for key, end in zip(("lower", "upper"), ranges[name], strict=True)
-            )
-            declared[name]["bounds"] = (
-                max(next(ends), default=ranges[name][0]),
-                min(next(ends), default=ranges[name][1]),
-            )
+            settings, (low, high) = [one.settings for one in own if one.short == f"bs({name})"], ranges[name]
+            low = max((one.get("lower", low) for one in settings), default=low)
+            declared[name]["bounds"] = low, min((one.get("upper", high) for one in settings), default=high)
     return freeze(formula, values, ranges), declared
 
 
@@ -901,23 +853,6 @@ def _join(series: Sequence[pl.Series]) -> pl.Series:
     return pl.concat([one.cast(kind) for one in series])
 
 
-def _zero_one(values: pl.Series) -> bool:
-    return values.dtype.is_numeric() and set(values.drop_nulls().unique().to_list()) <= {0, 1}
-
-
-def _records(study: Study, parts: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
-    """The checked records of each site; one report of the errors in all of them."""
-    found, faults = {}, {}
-    for site, part in parts.items():
-        try:
-            found[site] = check_table(study, part, f"table of site {site!r}")
-        except InputError as error:
-            faults[site] = error
-    if faults:
-        raise faulty_sites(faults, len(parts))
-    return found
-
-
 def check_table(study: Study, table: Any, where: str = "table", *, response: bool = True) -> pd.DataFrame:
     """The columns of a table that a study declares, in the units of the model.
 
@@ -925,19 +860,15 @@ def check_table(study: Study, table: Any, where: str = "table", *, response: boo
     ------
     InputError
     """
-    needed = [column for column in study.columns if response or column in _of_formula(study)]
+    # A prediction needs the formula's terms and the offset.
+    of_formula = {*study.design.used, study.options.get("offset")} - {study.design.response_name}
+    needed = [column for column in study.columns if response or column in of_formula]
     raw = as_columns(table, needed, where)
     count = len(next(iter(raw.values())))
     if not count:
         raise InputError(where, "no records", "Give at least one record.")
     raw = {column: _as_declared(series, study.columns[column]) for column, series in raw.items()}
     return check_records(study, raw, Origin(where, None), count, widen=WIDEN)
-
-
-def _of_formula(study: Study) -> set[str]:
-    """The columns that a prediction needs: the formula's terms and the offset."""
-    offset = study.options.get("offset")
-    return (study.design.used - {study.design.response_name}) | (set() if offset is None else {offset})
 
 
 def _as_declared(series: pl.Series, column: Column) -> pl.Series:

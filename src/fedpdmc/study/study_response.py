@@ -67,13 +67,7 @@ def _log_density(terms: Callable[..., Any], draws: Any, rows: Any, constants: An
 class Outcome:
     """The response of the records of a study, in the units of the model.
 
-    Parameters
-    ----------
-    study : Study
-    draws : array of shape (S, d)
-        Of the study's parameters.
-    site : str, optional
-        Whose constants are used, where a model has some; the first site's if None.
+    ``draws`` (S, d) are of the study's parameters. Constants are those of ``site``, or of the first site if None.
     """
 
     def __init__(self, study: Study, draws: np.ndarray, site: str | None = None):
@@ -115,12 +109,7 @@ class Outcome:
         if self.study.model is None:
             trials = self.study.trials
             return {} if trials is None else {"trials": np.asarray(records[trials], float)[:, None]}
-        found = {}
-        for name, column in self.study.model.columns.items():
-            values = records[column]
-            codes = values.cat.codes if self.study.columns[column].type == "level" else values
-            found[name] = np.asarray(codes, float)[:, None]
-        return found
+        return {name: values[:, None] for name, values in self.study.model.values(records).items()}
 
     def mean(self, records: pd.DataFrame) -> np.ndarray:
         """The expected response of each record at each draw, (n, S); of levels their probabilities, (n, S, K)."""
@@ -139,9 +128,9 @@ class Outcome:
         if not isinstance(law, Survival):
             raise InputError("kind", repr(kind), f"It is of survival families, not of {self.study.family}.")
         found = law.of(kind, (at - response.center) / response.scale)
-        return (
-            found if kind == "survival" else found / response.scale if kind == "hazard" else own_units(found, response)
-        )
+        if kind in ("survival", "hazard"):
+            return found if kind == "survival" else found / response.scale
+        return own_units(found, response)
 
     def compiled(self, records: pd.DataFrame) -> Iterator[tuple[np.ndarray, Any]]:
         """Log densities by compiled blocks of one size, which all sites share: the records' places, and an array (B, S).
