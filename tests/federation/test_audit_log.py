@@ -15,7 +15,7 @@ from tests.federation.studies import ZIGZAG, Folder
 
 import fedpdmc
 from fedpdmc.errors import InputError, Refused
-from fedpdmc.federation import message_format, messages
+from fedpdmc.federation import messages
 from fedpdmc.federation.site_agent import audit_log, versions
 from fedpdmc.federation.site_agent.agent import MOST_REFUSALS
 from fedpdmc.federation.site_agent.audit_log import AuditLog, Kind, read_log
@@ -242,13 +242,13 @@ def test_a_log_of_another_version_is_named(zigzag, agent, monkeypatch):
     agent.log.close()
     # The control: software that reads the log's version goes on with it.
     zigzag.agent("north", store).log.close()
-    layouts = {(message_format.VERSION + 1, kind): layout for (_, kind), layout in message_format.LAYOUTS.items()}
+    layouts = {(messages.VERSION + 1, kind): layout for (_, kind), layout in messages.LAYOUTS.items()}
     for name, value in (
-        ("READABLE", (message_format.VERSION + 1,)),
+        ("READABLE", (messages.VERSION + 1,)),
         ("LAYOUTS", layouts),
-        ("VERSION", message_format.VERSION + 1),
+        ("VERSION", messages.VERSION + 1),
     ):
-        monkeypatch.setattr(message_format, name, value)
+        monkeypatch.setattr(messages, name, value)
     with pytest.raises(InputError, match=rf"a log of fedpdmc {re.escape(fedpdmc.__version__)}: wire version"):
         zigzag.agent("north", store)
     with pytest.raises(InputError, match="Replay it with the version that wrote it"):

@@ -127,7 +127,7 @@ def test_a_refusal_ends_the_run_at_once_though_another_site_is_away(folder, fres
     agents.pop("south").log.close()
     monkeypatch.setattr(agents["north"].computation, "check", refuse)
     if waits:
-        monkeypatch.setattr(transport, "REFUSAL", "none")
+        monkeypatch.setattr(transport, "claimed_kind", lambda data: "none")
     ends = []
 
     def run(connection):

@@ -15,7 +15,7 @@ from tests.study.contracts import POLICY
 
 from fedpdmc import certificates as keys
 from fedpdmc.errors import BadAnswer, Refused, WireError
-from fedpdmc.federation import answer_checks, masking, message_format
+from fedpdmc.federation import answer_checks, masking
 from fedpdmc.federation import messages as wire
 from fedpdmc.federation.site_agent import secure_sum
 from fedpdmc.federation.site_agent.start import open_agent
@@ -50,9 +50,7 @@ def decoder(folder: Path) -> Target:
     def read(data: bytes):
         # Headers are hard to guess and easy to give: half of the inputs get one.
         if data[:1] and data[0] % 2:
-            data = (
-                message_format.HEADER.pack(message_format.MAGIC, message_format.VERSION, data[0] // 2 % 18) + data[1:]
-            )
+            data = wire.HEADER.pack(wire.MAGIC, wire.VERSION, data[0] // 2 % 18) + data[1:]
         else:
             data = data[1:]
         message = wire.decode(data)

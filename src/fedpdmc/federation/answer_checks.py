@@ -9,7 +9,7 @@ import numpy as np
 
 from fedpdmc.errors import BadAnswer, BoundViolation, BudgetSpent, LimitReached, NotFinite, Refused, WireError
 from fedpdmc.federation import messages
-from fedpdmc.federation.message_format import OtherVersion, version_remedy
+from fedpdmc.federation.messages import OtherVersion, version_remedy
 from fedpdmc.plan import Arrival, Plan
 from fedpdmc.privacy.accountant import AccountStatus
 

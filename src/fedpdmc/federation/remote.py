@@ -22,7 +22,7 @@ from fedpdmc.federation.checkpoint import OpeningJournal
 from fedpdmc.federation.derivative_plausibility import Plausible
 from fedpdmc.federation.derivative_rounding import Heights, digits_in, digits_of
 from fedpdmc.federation.joint_plans import JointRandomness, announced
-from fedpdmc.federation.message_format import VERSION
+from fedpdmc.federation.messages import VERSION
 from fedpdmc.federation.transport import Request, Transport
 from fedpdmc.federation.turn_plans import abbreviated
 from fedpdmc.members.private_site import Noisy, release_point

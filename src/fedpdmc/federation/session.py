@@ -14,10 +14,8 @@ from fedpdmc.console.interrupts import Interrupted
 from fedpdmc.console.progress import report, show_prior, showing
 from fedpdmc.errors import InputError
 from fedpdmc.federation.checkpoint import Checkpoint, OpeningJournal
-from fedpdmc.federation.codecs import RUN_BYTES
 from fedpdmc.federation.derivative_plausibility import Plausible
-from fedpdmc.federation.message_format import MEANING, READABLE, VERSION
-from fedpdmc.federation.messages import Welcome, encode
+from fedpdmc.federation.messages import MEANING, READABLE, RUN_BYTES, VERSION, Welcome, encode
 from fedpdmc.federation.remote import RemoteFederation
 from fedpdmc.federation.transport import DirectTransport, Transport
 from fedpdmc.results.manifest import RESTORE

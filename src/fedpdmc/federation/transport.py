@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fedpdmc.console.interrupts import waiting
 from fedpdmc.federation import messages
-from fedpdmc.federation.message_format import REFUSAL, claimed_kind
+from fedpdmc.federation.messages import claimed_kind
 
 if TYPE_CHECKING:
     from fedpdmc.certificates import Credentials
@@ -132,7 +132,7 @@ class RoundAnswers:
     def add(self, name: str, answer: bytes) -> None:
         """Add the answer of one site."""
         self.answers[name] = answer
-        self.refused |= claimed_kind(answer) == REFUSAL
+        self.refused |= claimed_kind(answer) == messages.Refusal.__name__
         if len(self.answers) == self.sites or self.refused:
             self._complete.put(None)
 

@@ -23,7 +23,6 @@ from fedpdmc.console.interrupts import waiting
 from fedpdmc.console.warnings import quiet_compiler
 from fedpdmc.errors import InputError, Refused, WireError
 from fedpdmc.federation import messages
-from fedpdmc.federation.codecs import DIGEST_BYTES, RUN_BYTES
 from fedpdmc.federation.grpc.tls import (
     CHANNEL,
     CHECK,
@@ -37,7 +36,7 @@ from fedpdmc.federation.grpc.tls import (
     split_address,
     stream_end,
 )
-from fedpdmc.federation.message_format import version_remedy
+from fedpdmc.federation.messages import DIGEST_BYTES, RUN_BYTES, version_remedy
 from fedpdmc.federation.site_agent.agent import Agent
 
 logger = logging.getLogger("fedpdmc.site")

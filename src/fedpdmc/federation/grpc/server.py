@@ -26,7 +26,6 @@ import grpc  # noqa: E402
 from fedpdmc.certificates import COORDINATOR, Credentials
 from fedpdmc.errors import InputError
 from fedpdmc.federation import messages
-from fedpdmc.federation.codecs import RUN_BYTES
 from fedpdmc.federation.grpc.connection_limits import (
     ConnectionLimiter,
     ConnectionLimits,
@@ -48,7 +47,7 @@ from fedpdmc.federation.grpc.tls import (
     check_party,
     split_address,
 )
-from fedpdmc.federation.message_format import READABLE, may_answer, version_of
+from fedpdmc.federation.messages import READABLE, RUN_BYTES, may_answer, version_of
 from fedpdmc.federation.site_agent.agent import SOFTWARE
 from fedpdmc.federation.transport import Mailbox, PendingRequest, Request, RoundAnswers, SiteState, Transport
 from fedpdmc.study.contract import Study

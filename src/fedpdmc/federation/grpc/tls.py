@@ -15,8 +15,7 @@ from fedpdmc import certificates as keys
 from fedpdmc.certificates import Credentials, Revocations, certificate_name
 from fedpdmc.errors import InputError, WireError
 from fedpdmc.federation import messages
-from fedpdmc.federation.codecs import MOST_BYTES
-from fedpdmc.federation.message_format import VERSION, OtherVersion, refuse_version, version_of
+from fedpdmc.federation.messages import MOST_BYTES, VERSION, OtherVersion, refuse_version, version_of
 from fedpdmc.study.contract import Study
 from fedpdmc.validation import check_host
 

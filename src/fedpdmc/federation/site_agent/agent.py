@@ -16,8 +16,7 @@ from fedpdmc.certificates import Credentials
 from fedpdmc.errors import FedPDMCError, InputError, Refused, WireError
 from fedpdmc.federation import messages
 from fedpdmc.federation.audit_seals import Sealing
-from fedpdmc.federation.codecs import RUN_BYTES
-from fedpdmc.federation.message_format import OtherVersion, claimed_kind, refuse_version, version_remedy
+from fedpdmc.federation.messages import RUN_BYTES, OtherVersion, claimed_kind, refuse_version, version_remedy
 from fedpdmc.federation.site_agent import versions
 from fedpdmc.federation.site_agent.audit_log import AuditLog, Kind
 from fedpdmc.federation.site_agent.computation import Computation

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedpdmc.errors import BudgetSpent, InputError, LedgerError, NotFinite, PrivacyError, Refused
 from fedpdmc.federation import messages
-from fedpdmc.federation.codecs import MOST_BYTES
+from fedpdmc.federation.messages import MOST_BYTES
 from fedpdmc.federation.site_agent.derivative_disclosure import DisclosureRefused
 from fedpdmc.federation.site_agent.information import InformationSpent
 from fedpdmc.study.contract import Study

@@ -9,7 +9,7 @@ from importlib import metadata
 
 from fedpdmc.errors import InputError, WireError
 from fedpdmc.federation import messages
-from fedpdmc.federation.message_format import MEANING, OtherVersion, version_of
+from fedpdmc.federation.messages import MEANING, OtherVersion, version_of
 from fedpdmc.federation.site_agent.audit_log import Kind, LogEntry
 
 EVENT = "software"
