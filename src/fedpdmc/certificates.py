@@ -143,8 +143,6 @@ def make_keys(folder: str | Path, sites: Sequence[str], *, days: int = DAYS, hos
 
     Parameters
     ----------
-    folder : path
-    sites : sequence of str
     days : int
         Days until the certificates expire.
     hosts : sequence of str

@@ -85,7 +85,6 @@ class WireError(FedPDMCError):
     ----------
     field : str
         Where in the message.
-    found : str
     """
 
     def __init__(self, field: str, found: str):
@@ -109,7 +108,6 @@ class Refused(FedPDMCError):
 
     Attributes
     ----------
-    site : str
     code : str
         A code; the site's own log has the details.
     """

@@ -14,7 +14,7 @@ from fedpdmc.federation import masking, messages
 from fedpdmc.federation.derivative_plausibility import Plausible
 from fedpdmc.federation.derivative_rounding import COARSE
 from fedpdmc.federation.remote import RemoteFederation, RemoteSite
-from fedpdmc.federation.resume import _mode
+from fedpdmc.federation.session import _mode
 from fedpdmc.federation.site_agent.audit_replay import replay
 from fedpdmc.federation.transport import DirectTransport
 from fedpdmc.members.site import derivatives

@@ -198,7 +198,7 @@ def test_a_run_of_a_version_with_another_meaning_is_named_before_any_site_is_cal
     before = messages.VERSION - 1
     assert before in messages.READABLE and before < messages.MEANING
     with zigzag.connected(tmp_path / "plans") as connection:
-        connection.facts["wire"] = before
+        connection.identity["wire"] = before
         killed(connection, 100)
     with pytest.raises(InputError, match=f"wire version {before}.*Finish it with the version of fedpdmc that began it"):
         fp.connect(zigzag.study, listen="nowhere:0", keys=zigzag.keys("coordinator"), store=tmp_path / "plans")

@@ -18,8 +18,7 @@ from fedpdmc.assessment.at_site import public_draws
 from fedpdmc.errors import FedPDMCError
 from fedpdmc.federation.audit_seals import Witness, read_seals
 from fedpdmc.federation.checkpoint import Checkpoint
-from fedpdmc.federation.resume import check_state
-from fedpdmc.federation.session import _identity
+from fedpdmc.federation.session import _identity, check_state
 from fedpdmc.federation.site_agent import audit_log, secrets
 from fedpdmc.federation.site_agent.audit_replay import compare, show
 from fedpdmc.privacy import ledger

@@ -380,7 +380,6 @@ def showing(wanted: bool, status: Callable[[], str] | None = None) -> Iterator[S
 
     Parameters
     ----------
-    wanted : bool
     status : callable, optional
         A short text about the sites.
     """

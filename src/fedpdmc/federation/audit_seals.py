@@ -43,8 +43,6 @@ class Sealing:
 
     Parameters
     ----------
-    log : AuditLog
-    study : Study
     name : str
         The site's.
     credentials : Credentials or None
@@ -100,9 +98,6 @@ class Witness:
 
     Parameters
     ----------
-    study : Study
-    run : bytes
-    credentials : Credentials
     folder : path, optional
         Where to store them, in ``seals.jsonl``.
     """

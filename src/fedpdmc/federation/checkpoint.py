@@ -38,10 +38,6 @@ class Checkpoint:
     Every block is a file in ``blocks`` that is written once; ``state-N.npz`` is the current state. ``manifest.json`` has the
     SHA-256 of all valid files. It is replaced by renaming a complete file, after the others are on disk: a crash leaves the
     previous state with its blocks, and at most one file of each kind that is not in the manifest.
-
-    Parameters
-    ----------
-    folder : path
     """
 
     def __init__(self, folder: str | Path):

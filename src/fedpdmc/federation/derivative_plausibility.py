@@ -63,12 +63,7 @@ class Told(NamedTuple):
 
 
 class Plausible:
-    """Checks derivatives against the contract, and against each other.
-
-    Parameters
-    ----------
-    study : Study
-    """
+    """Checks derivatives against the contract, and against each other."""
 
     def __init__(self, study: Study):
         self._study = study

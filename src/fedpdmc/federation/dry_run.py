@@ -117,10 +117,8 @@ def try_study(study: Study, *, records: int = 100, seed: int = 1) -> DryRun:
 
     Parameters
     ----------
-    study : Study
     records : int
         Of each site.
-    seed : int
     """
     from fedpdmc.federation.session import connect
     from fedpdmc.results.verdict import ConvergenceWarning

@@ -43,9 +43,6 @@ class GridTransport(Transport):
 
     Parameters
     ----------
-    grid : Grid
-    study : Study
-    run : bytes
     credentials : Credentials
         Of the coordinator.
     """

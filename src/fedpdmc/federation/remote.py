@@ -49,7 +49,6 @@ class RemoteFederation(Federation):
 
     Parameters
     ----------
-    transport : Transport
     run : bytes
         The run's id, 16 bytes.
 
@@ -380,7 +379,6 @@ class RemoteSite(Member):
 
     Parameters
     ----------
-    federation : RemoteFederation
     index : int or None
         The site's index in the federation; None: the sum of all sites, if only sums are known.
     dim : int

@@ -90,7 +90,6 @@ class DirectTransport(Transport):
 
     Parameters
     ----------
-    agents : sequence of Agent
     temporary : bool
         Whether their logs are deleted at the end.
     """

@@ -188,7 +188,6 @@ class Joining:
 
     Parameters
     ----------
-    bundle : Bundle
     name : str
         The site's, as in the contract.
     source, query
@@ -391,7 +390,6 @@ def site_unit(user: str, folder: Path, command: Sequence[str], writes: Sequence[
 
     Parameters
     ----------
-    user : str
     folder : Path
         The study's, absolute.
     command : sequence of str

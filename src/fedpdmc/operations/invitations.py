@@ -352,7 +352,6 @@ def accept_invitation(invitation: Invitation, folder: str | Path, confirm: Calla
 
     Parameters
     ----------
-    invitation : Invitation
     folder : path
         The study's folder at this site. Once it has a certificate, nothing is dialled.
     confirm : callable

@@ -101,7 +101,6 @@ class Check(abc.ABC):
         What the user calls this address.
     keys : Path or None
         The party's folder of keys; None for plain connections on this machine.
-    store : Path
     """
 
     def __init__(self, study: Path, name: str, address: str, argument: str, keys: Path | None, store: Path):

@@ -35,7 +35,6 @@ def serve_site(
 
     Parameters
     ----------
-    study : Study
     name : str
         The site's name, as in the contract and in its certificate.
     source, query
@@ -46,7 +45,6 @@ def serve_site(
         The site's folder of keys; None for a plain connection on loopback.
     store : path
         Folder of the audit log and of the site's secret seed.
-    policy : Policy
     seed : int, optional
         To make a trial repeatable; None: from the operating system.
     ledger : path, optional

@@ -221,13 +221,7 @@ class Watching(NamedTuple):
 
 
 class StatusWatch:
-    """A thread that monitors a board.
-
-    Parameters
-    ----------
-    board : Board
-    watching : Watching
-    """
+    """A thread that monitors a board."""
 
     def __init__(self, board: Board, watching: Watching):
         self.board, self.patience = board, watching.stall_after
@@ -310,12 +304,8 @@ class StallNews(NamedTuple):
 
     Attributes
     ----------
-    state : {"stalled", "over"}
     stall : str
         A sentence.
-    waiting_for : str
-    seconds : int
-    party, study : str
     """
 
     state: str

@@ -152,7 +152,6 @@ def serve(
 
     Parameters
     ----------
-    agent : Agent
     coordinator : str
         ``host:port``.
     credentials : Credentials or None

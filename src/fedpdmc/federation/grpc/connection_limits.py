@@ -127,14 +127,7 @@ class ClientConnection:
 
 
 class ConnectionLimiter:
-    """Enforces limits on the connections to one port of this process.
-
-    Parameters
-    ----------
-    port : int
-    limits : ConnectionLimits
-    log : RateLimitedLog
-    """
+    """Enforces limits on the connections to one port of this process."""
 
     def __init__(self, port: int, limits: ConnectionLimits, log: RateLimitedLog):
         self.port, self.limits, self.log = port, limits, log

@@ -74,7 +74,6 @@ class StreamTransport(Transport):
 
     Parameters
     ----------
-    study : Study
     run : bytes
         The run's id, sent to every site.
     listen : str

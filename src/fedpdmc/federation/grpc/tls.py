@@ -65,7 +65,6 @@ class Admission:
 
     Parameters
     ----------
-    study : Study
     credentials : Credentials or None
         The coordinator's; None on plain connections.
     """

@@ -84,8 +84,6 @@ def replay(
 
     Parameters
     ----------
-    study : Study
-    name : str
     source, query
         The records, as `fedpdmc.study.read_records` takes them.
     store : path
@@ -259,8 +257,6 @@ def own_effects(
 
     Parameters
     ----------
-    study : Study
-    name : str
     source, query
         The records, as `fedpdmc.study.read_records` takes them.
     store : path

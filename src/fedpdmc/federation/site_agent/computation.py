@@ -125,8 +125,6 @@ class Computation:
 
     Parameters
     ----------
-    study : Study
-    site : Site
     run_seed : int
         For a site without its own seed, in the coordinator's process.
     party : SecureSumParty, optional
@@ -592,7 +590,6 @@ class LatentMemory:
 
     Parameters
     ----------
-    clock : LatentClock
     keys : ChainKeys
         The site's own.
     shape : (int, int, int)

@@ -91,8 +91,6 @@ class DisclosureControl:
 
     Parameters
     ----------
-    study : Study
-    site : str
     records : DataFrame
         As `fedpdmc.study.read_records` gives them.
     potential : Potential

@@ -74,7 +74,6 @@ class Information:
 
     Parameters
     ----------
-    records : int
     limits : (float, float)
         The most bits for each record, in this study and in all.
     before : (float, float)
@@ -310,7 +309,6 @@ class ArrivalPredictor:
 
     Parameters
     ----------
-    dim : int
     slope : (array of shape (d,), array of shape (d, d)), optional
         ``b_0`` and ``B_0``; None if nothing was released.
     about : (array of shape (d,), array of shape (d, d)), optional

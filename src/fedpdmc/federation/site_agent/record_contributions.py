@@ -75,10 +75,8 @@ class ModelDisclosure(DisclosureControl):
 
     Parameters
     ----------
-    study : Study
     model : RecordModel or GroupedRecords
         With the site's records.
-    policy : Policy
     """
 
     def __init__(self, study: Study, model: RecordModel | GroupedRecords, policy: Policy):

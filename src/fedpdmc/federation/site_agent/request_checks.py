@@ -96,7 +96,6 @@ class Progress:
         Chains, segments and coordinates of plans; None before the opening.
     next : (chains,)
         The smallest unused plan number of each chain.
-    observed_time : float
     """
 
     summed: bool

@@ -24,7 +24,6 @@ class SecureSumParty:
 
     Parameters
     ----------
-    study : Study
     name : str
         The site's.
     secret : bytes

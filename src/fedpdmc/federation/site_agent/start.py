@@ -53,13 +53,10 @@ def open_agent(
 
     Parameters
     ----------
-    study : Study
-    name : str
     source, query
         As `fedpdmc.study.read_records` takes them; or the records themselves, as `site_records` gives them.
     store : path
         The folder of the site's log and seed.
-    policy : Policy, optional
     seed : int, optional
         The site's own secret; from the operating system if None.
     run_seed : int, optional

@@ -50,14 +50,7 @@ REACH, REACH_PER_ROOT, BEYOND = 10.0, 3.0, 2.0
 
 
 class TrustRegion:
-    """The coordinates in which a site answers plans, and how far out.
-
-    Parameters
-    ----------
-    study : Study
-    site : str
-    policy : Policy
-    """
+    """The coordinates in which a site answers plans, and how far out."""
 
     def __init__(self, study: Study, site: str, policy: Policy):
         self._study, self._farthest = study, BEYOND * policy.farthest
