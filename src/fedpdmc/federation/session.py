@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from fedpdmc.certificates import Credentials
-    from fedpdmc.console.progress import Showing
+    from fedpdmc.console.progress import Display
     from fedpdmc.federation.audit_seals import Witness
     from fedpdmc.study.contract import Study
 
@@ -105,7 +105,7 @@ class Connection(StudyConnection):
         if saved is not None:
             self.federation.journal.read(saved)
         # Called with the display of every run, so that a status page can follow it.
-        self.shown_to: Callable[[Showing], None] | None = None
+        self.shown_to: Callable[[Display], None] | None = None
         self._witness: Witness | None = None
         self._sealed = time.monotonic()
         if transport.credentials is not None:

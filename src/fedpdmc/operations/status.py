@@ -21,7 +21,7 @@ from fedpdmc.errors import InputError
 from fedpdmc.federation.site_agent.agent import SOFTWARE, Agent
 
 if TYPE_CHECKING:
-    from fedpdmc.console.progress import Showing
+    from fedpdmc.console.progress import Display
     from fedpdmc.federation.session import Connection
 
 # Largest number of points in a history. When it is exceeded, every second point is dropped and the interval doubles.
@@ -110,10 +110,10 @@ class CoordinatorBoard:
 
     def __init__(self, connection: Connection):
         self.connection, self.history, self._began = connection, History(), time.monotonic()
-        self._showing: Showing | None = None
+        self._showing: Display | None = None
         connection.shown_to = self._follow
 
-    def _follow(self, showing: Showing) -> None:
+    def _follow(self, showing: Display) -> None:
         showing.watched = True
         self._showing = showing
 
