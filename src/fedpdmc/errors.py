@@ -117,6 +117,24 @@ class Refused(FedPDMCError):
         super().__init__(f"site {site!r} refused (code {code}). {remedy}")
 
 
+class RequestRefused(Exception):
+    """A site does not answer a request.
+
+    Parameters
+    ----------
+    code : str
+        What the coordinator is sent.
+    words : str
+        For the site's own log.
+    chain : int
+        Counted from one, if the reason is in one chain.
+    """
+
+    def __init__(self, code: str, words: str = "", chain: int = 0):
+        self.code, self.words, self.chain = code, words, chain
+        super().__init__(words or code)
+
+
 class LimitReached(Refused):
     """A site has answered all that the contract allows, in rounds or observed time, or its policy, in information."""
 

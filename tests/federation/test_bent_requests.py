@@ -10,10 +10,10 @@ from tests.federation.test_private_effects import BENT
 from tests.study.contracts import EFFECTS, POLICY
 
 from fedpdmc._jax.precision import double_precision
-from fedpdmc.errors import WireError
+from fedpdmc.errors import RequestRefused, WireError
 from fedpdmc.federation import messages
 from fedpdmc.federation.derivative_rounding import digits_of
-from fedpdmc.federation.site_agent.derivative_disclosure import DisclosureRefused, ReleasePlace
+from fedpdmc.federation.site_agent.derivative_disclosure import ReleasePlace
 from fedpdmc.federation.site_agent.trust_region import _curvature, _widest
 from fedpdmc.members.site import derivatives
 from fedpdmc.whitening import Bend, steepness
@@ -143,7 +143,7 @@ def test_a_run_opens_in_the_coordinates_of_the_last_release(agent):
 def too_far(agent, plans):
     try:
         agent.computation._region.check_plans(plans)
-    except DisclosureRefused as refused:
+    except RequestRefused as refused:
         assert refused.code == "TOO_FAR"
         return True
     return False

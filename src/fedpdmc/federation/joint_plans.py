@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -22,10 +21,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedpdmc._jax.compilation import strong_types
-from fedpdmc.errors import BadAnswer, WireError
+from fedpdmc.errors import BadAnswer, RequestRefused, WireError
 from fedpdmc.federation import messages
 from fedpdmc.federation.answer_checks import read_arrival
-from fedpdmc.federation.site_agent.request_checks import RequestRefused
 from fedpdmc.potentials import Quadratic
 from fedpdmc.sampling.arguments import public_potential
 from fedpdmc.sampling.coordinator import Coordinator, Itinerary, PublicKeys, State
@@ -35,7 +33,6 @@ from fedpdmc.sampling.factory import coordinator, coordinator_key, start_state
 from fedpdmc.study.contract import Study
 from fedpdmc.whitening import Reference
 
-logger = logging.getLogger("fedpdmc.site")
 Request = messages.Plans | messages.TurnPlans
 # Largest difference of numbers that two machines compute, relative to one plus their size.
 ROUNDING = 1e-9
@@ -251,8 +248,7 @@ class OwnPlans:
                 _verify(name, opened.public, answer)
                 found.append(read_arrival(name, answer, plan, flips))
         except (WireError, BadAnswer, ValueError) as error:
-            logger.error("arrivals of other sites that they have not signed: %s", error)
-            raise RequestRefused("NOT_SIGNED") from error
+            raise RequestRefused("NOT_SIGNED", f"arrivals of other sites that they have not signed: {error}") from error
         return jax.tree.map(lambda *x: np.stack(x), *found)
 
 
@@ -261,7 +257,7 @@ def _compare(chain: np.ndarray, *pairs) -> None:
     for mine, other in pairs:
         off = ~(np.abs(mine - other) <= ROUNDING * (1 + np.abs(other))).reshape(len(chain), -1).all(1)
         if off.any():
-            raise RequestRefused("NOT_MY_PLAN", int(chain[np.flatnonzero(off)[0]]) + 1)
+            raise RequestRefused("NOT_MY_PLAN", chain=int(chain[np.flatnonzero(off)[0]]) + 1)
 
 
 def _read_openings(message: messages.Reveal) -> list[messages.Opened]:

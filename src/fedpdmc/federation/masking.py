@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedpdmc.errors import FedPDMCError
+from fedpdmc.errors import RequestRefused
 
 FRACTION, BITS = 64, 128
 WIDTH = BITS // 8
@@ -24,14 +24,11 @@ KEY_BYTES = 32
 PURPOSE = b"fedpdmc secure sum 1"
 
 
-class OutOfRange(FedPDMCError):
-    """A number is too large: the sum could wrap around."""
-
-
 def fixed(value: float, parties: int) -> int:
     """``round(2⁶⁴ value)``, if the sum over all parties then stays below 2¹²⁷."""
     if not abs(value) < 2.0 ** (BITS - 1 - FRACTION) / parties:
-        raise OutOfRange(f"secure sum: a number is not below {2.0 ** (BITS - 1 - FRACTION) / parties:.3g} in size.")
+        limit = f"a number is not below {2.0 ** (BITS - 1 - FRACTION) / parties:.3g} in size"
+        raise RequestRefused("OUT_OF_RANGE", f"secure sum: {limit}. Declare the columns with a center and a scale.")
     return round(math.ldexp(value, FRACTION))
 
 

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.certificates import Credentials
-from fedpdmc.errors import FedPDMCError, InputError, Refused, WireError
+from fedpdmc.errors import FedPDMCError, InputError, Refused, RequestRefused, WireError
 from fedpdmc.federation import messages
 from fedpdmc.federation.audit_seals import Sealing
 from fedpdmc.federation.messages import RUN_BYTES, OtherVersion, claimed_kind, refuse_version, version_remedy
 from fedpdmc.federation.site_agent import versions
 from fedpdmc.federation.site_agent.audit_log import AuditLog, Kind
 from fedpdmc.federation.site_agent.computation import Computation
-from fedpdmc.federation.site_agent.request_checks import RequestRefused, failed_disk, refusing_privacy_errors
+from fedpdmc.federation.site_agent.request_checks import failed_disk, refusing_privacy_errors
 from fedpdmc.version import __version__
 
 logger = logging.getLogger("fedpdmc.site")
@@ -203,6 +203,8 @@ class Agent:
         except RequestRefused as refused:
             if (failure := failed_disk(refused)) is not None:
                 raise failure from refused
+            if refused.words:
+                logger.error("not answered: %s", refused.words)
             logger.warning("refused request %d of the coordinator: %s", sequence, refused.code)
             return self._refuse(data, asked, sequence, refused)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import time
 from collections.abc import Callable
 from functools import partial
@@ -20,11 +19,10 @@ from fedpdmc._jax.compilation import compiled
 from fedpdmc._jax.random_streams import ChainKeys, chain_keys
 from fedpdmc.clocks import VIOLATED, Clock, LatentClock, Walk, begin_walk, follow, walk_on
 from fedpdmc.clocks.base import reveal
-from fedpdmc.errors import LedgerError
+from fedpdmc.errors import LedgerError, RequestRefused
 from fedpdmc.federation import messages
 from fedpdmc.federation.derivative_rounding import FINE, Release, release, scale_exponents
 from fedpdmc.federation.joint_plans import OwnPlans, Request
-from fedpdmc.federation.masking import OutOfRange
 from fedpdmc.federation.site_agent.derivative_disclosure import DisclosureControl, ReleasePlace
 from fedpdmc.federation.site_agent.information import ArrivalPredictor, Information
 from fedpdmc.federation.site_agent.model_trial import RangeShares
@@ -32,12 +30,10 @@ from fedpdmc.federation.site_agent.request_checks import (
     DECLINED,
     ROUNDING,
     Progress,
-    RequestRefused,
     check,
-    refusing_disclosure,
     refusing_privacy_errors,
 )
-from fedpdmc.federation.site_agent.secure_sum import KeyNotProved, SecureSumParty
+from fedpdmc.federation.site_agent.secure_sum import SecureSumParty
 from fedpdmc.federation.site_agent.trust_region import TrustRegion
 from fedpdmc.federation.turn_plans import fingerprint, whole
 from fedpdmc.members.private_site import (
@@ -62,10 +58,6 @@ from fedpdmc.whitening import Bend, Reference
 MOST_SECONDS = 600.0
 # Steps between two checks of the time; fewer if each passes over many records.
 MOST_STEPS, LEAST_STEPS, RECORDS_AT_ONCE = 1 << 14, 1 << 6, 1 << 26
-
-
-class TooMuchWork(Exception):
-    """A plan took longer than the site allows."""
 
 
 @compiled
@@ -98,24 +90,17 @@ def arrivals_along(
     seconds: float,
     latents: Array | None = None,
 ) -> tuple[Arrival, Walk]:
-    """The site's arrivals along the arrays of a plan; with private latents, from these on.
-
-    Raises
-    ------
-    TooMuchWork
-        The walk was not finished after this many seconds.
-    """
+    """The site's arrivals along the arrays of a plan, within this many seconds; with private latents, from these on."""
     steps = np.int64(min(MOST_STEPS, max(LEAST_STEPS, RECORDS_AT_ONCE // max(records, 1))))
     arrival, walk, state, done = _first_steps(clock, keys, steps, latents, *plan)
     begun = time.monotonic()
     while not done:
         if time.monotonic() - begun > seconds:
-            raise TooMuchWork
+            raise RequestRefused("TOO_MUCH_WORK", f"a plan took more than {seconds:g} seconds")
         arrival, walk, state, done = _more_steps(clock, keys, jnp.asarray(steps), state, *plan)
     return arrival, walk
 
 
-logger = logging.getLogger("fedpdmc.site")
 DECISION = 1.0  # bits of whether a request is refused, if that depends on the records
 SAME_PLACE = 9  # decimal digits of a point, in standard deviations, that its dither depends on
 
@@ -227,8 +212,8 @@ class Computation:
                 raise RequestRefused("WRONG_SHAPE")
             made = whole(message, self._turn_keys, segments)
             if fingerprint(made.duration, made.velocity) != message.derived:
-                logger.error("the velocities at turns are not those that the coordinator has")
-                raise RequestRefused("OTHER_VELOCITIES")
+                words = "the velocities at turns are not those that the coordinator has"
+                raise RequestRefused("OTHER_VELOCITIES", words)
             self._made = message, made
         return self._made[1]
 
@@ -309,11 +294,7 @@ class Computation:
 
     def _agree(self, message: messages.Agree, asked: bytes) -> messages.Opened:
         assert self.party is not None
-        try:
-            self.party.check(message)
-        except KeyNotProved as error:
-            logger.error("secure sums: %s", error)
-            raise RequestRefused("KEY_NOT_PROVED") from error
+        self.party.check(message)
         return messages.Opened(message.run, message.sequence, asked)
 
     def _check_covariates(self, message: messages.Derive) -> None:
@@ -322,16 +303,14 @@ class Computation:
             return
         places = (self._own(message), *self._points)
         own, *released = (place._replace(x=release_point(place.x, budget.bounds)) for place in places)
-        with refusing_disclosure():
-            self._control.check(ReleasePlace(message.x, message.about), own, released)
+        self._control.check(ReleasePlace(message.x, message.about), own, released)
 
     def _derive(self, message: messages.Derive, asked: bytes) -> messages.SiteAnswer:
         if (stored := self._stored_release(message)) is not None:
             return dataclasses.replace(stored, sequence=message.sequence, request=asked)
         self._check_covariates(message)
         if self._shares is not None:
-            with refusing_disclosure():
-                self._shares.check_release(self._place(message))
+            self._shares.check_release(self._place(message))
         if self.site.budget is not None and self.party is not None:
             return self._derive_shared(self.party, message, asked)
         if self.site.budget is not None:
@@ -343,21 +322,16 @@ class Computation:
                 numbers = release_status(self.site).numbers()
             noise = np.asarray([told.gradient_sd, told.hessian_sd, *numbers])
             return messages.Derivatives(message.run, message.sequence, asked, 0.0, told.gradient, told.hessian, noise)
-        with refusing_disclosure():
-            if self._control is not None:
-                self.information.add_release(DECISION)
-                self._control.check(self._place(message), self._own(message), self._points)
-            told, spread = self._release(message), self._own(message).spread
-            self.information.add_release(told.bits)
-            if self._region is not None and spread is not None:
-                self._region.check_spread(spread, told.hessian, self._bend(message))
+        if self._control is not None:
+            self.information.add_release(DECISION)
+            self._control.check(self._place(message), self._own(message), self._points)
+        told, spread = self._release(message), self._own(message).spread
+        self.information.add_release(told.bits)
+        if self._region is not None and spread is not None:
+            self._region.check_spread(spread, told.hessian, self._bend(message))
         if self.party is None:
             return messages.Derivatives(message.run, message.sequence, asked, 0.0, told.gradient, told.hessian)
-        try:
-            return self.party.masked(message, asked, told.gradient, told.hessian)
-        except OutOfRange as error:
-            logger.error("%s Declare the columns with a center and a scale.", error)
-            raise RequestRefused("OUT_OF_RANGE") from error
+        return self.party.masked(message, asked, told.gradient, told.hessian)
 
     def _release(self, message: messages.Derive) -> Release:
         """The derivatives on the grid, made once. The same request has the same release."""
@@ -424,20 +398,15 @@ class Computation:
 
     def _open(self, message: messages.Open, asked: bytes) -> messages.Opened:
         if self.site.budget is None:
-            with refusing_disclosure():
-                self._check_opening(message)
-                self.information.check_run(self._opened_clock(message), self.study, self._predictor(message))
+            if self._region is not None and self.study.reference != "none":
+                self._region.check_opening(message, *(self._released[-1] if self._released else (None, None)))
+            self.information.check_run(self._opened_clock(message), self.study, self._predictor(message))
             if self.own is not None:
                 return self.own.announce(message, asked)
             return messages.Opened(message.run, message.sequence, asked)
         with refusing_privacy_errors():
             status = self._private_site(message).status
         return messages.Opened(message.run, message.sequence, asked, status.remaining, np.asarray(status.numbers()))
-
-    def _check_opening(self, message: messages.Open) -> None:
-        if self._region is None or self.study.reference == "none":
-            return
-        self._region.check_opening(message, *(self._released[-1] if self._released else (None, None)))
 
     def _private_site(self, message: messages.Open) -> PrivateSite:
         """The site under its budget, charged to this run; built once."""
@@ -499,22 +468,18 @@ class Computation:
             return self._private_plans(self.private, message, plan, asked)
         assert clock is not None and keys is not None
         horizon, region = message.duration.sum(-1), self._region
-        with refusing_disclosure():
-            if region is not None:
-                region.check_plans(message)
-            if self._shares is not None and region is not None and region.reference is not None:
-                self._shares.check_plans(message, *region.reference[:2], clock.dynamics.flow.rotating)
-            self.information.check_plans(horizon)
+        if region is not None:
+            region.check_plans(message)
+        if self._shares is not None and region is not None and region.reference is not None:
+            self._shares.check_plans(message, *region.reference[:2], clock.dynamics.flow.rotating)
+        self.information.check_plans(horizon)
         latents = None if self.latents is None else self.latents.before(message, plan)
-        try:
-            arrival, walk = arrivals_along(clock, keys, plan, self.site.records, self.most_seconds, latents)
-        except TooMuchWork as error:
-            logger.error("a plan took more than %g seconds: it is refused", self.most_seconds)
-            raise RequestRefused("TOO_MUCH_WORK") from error
+        arrival, walk = arrivals_along(clock, keys, plan, self.site.records, self.most_seconds, latents)
         faults = np.flatnonzero(np.asarray(walk.fault))
         if faults.size:
             first = int(faults[0])
-            raise RequestRefused("BOUND_VIOLATED" if int(walk.fault[first]) == VIOLATED else "NOT_FINITE", first + 1)
+            code = "BOUND_VIOLATED" if int(walk.fault[first]) == VIOLATED else "NOT_FINITE"
+            raise RequestRefused(code, chain=first + 1)
         time, rang, mark = (np.asarray(x)[chain] for x in (arrival.time, arrival.rang, arrival.mark))
         if self.progress.observed_time + np.minimum(time, horizon).sum() > self.study.observed_time * (1 + ROUNDING):
             raise RequestRefused("OBSERVED_TIME_SPENT")
@@ -522,8 +487,7 @@ class Computation:
         if self.study.passes:
             self.information.add_passes(passes - self.passes)
         every = np.asarray(arrival.time), np.asarray(arrival.rang), np.asarray(arrival.mark)
-        with refusing_disclosure():
-            self.information.add_arrivals(clock, plan, *every, latents)
+        self.information.add_arrivals(clock, plan, *every, latents)
         return messages.Arrivals.of_chains(message.run, message.sequence, asked, time, rang, mark, passes=passes)
 
     def _arrays(self, message: messages.Plans) -> tuple[np.ndarray, ...]:
@@ -630,7 +594,7 @@ class LatentMemory:
         size = 1 + np.max(np.abs(message.start), axis=1, initial=0.0)
         wrong[chain] |= going & ~(off <= 1e3 * slack[chain] * size)
         if wrong[which].any():
-            raise RequestRefused("NOT_CONTINUED", int(np.flatnonzero(wrong & which)[0]) + 1)
+            raise RequestRefused("NOT_CONTINUED", chain=int(np.flatnonzero(wrong & which)[0]) + 1)
         return settled
 
     def answered(self, message: messages.Plans, plan: Arrays, given: messages.Arrivals) -> None:

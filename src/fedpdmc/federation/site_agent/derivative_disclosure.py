@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from fedpdmc.errors import InputError
+from fedpdmc.errors import InputError, RequestRefused
 from fedpdmc.federation.derivative_rounding import grid
 from fedpdmc.potentials import LinearPredictor, LinearUnknownScale, Potential, Quadratic
 from fedpdmc.study.contract import Study
@@ -37,14 +37,6 @@ from fedpdmc.study.record_shares import (
 from fedpdmc.whitening import Bend
 
 NO_NOISE = np.zeros(2)
-
-
-class DisclosureRefused(Exception):
-    """A release would disclose too much: a code for the coordinator, and a text for the site's own log."""
-
-    def __init__(self, code: str, words: str):
-        self.code = code
-        super().__init__(words)
 
 
 class ReleasePlace(NamedTuple):
@@ -131,7 +123,7 @@ class DisclosureControl:
         self._guess = study.guess
 
     def check(self, place: ReleasePlace, own: ReleasePlace, released: list[ReleasePlace]) -> None:
-        """Raise `DisclosureRefused` for a point at which too few records contribute.
+        """Raise `RequestRefused` for a point at which too few records contribute.
 
         Parameters
         ----------
@@ -145,7 +137,7 @@ class DisclosureControl:
         self._check_distance(place)
         now = self._terms(own.x, own.spread)
         if not all(np.isfinite(part).all() for part in now):
-            raise DisclosureRefused("NOT_FINITE", "contributions that are not finite")
+            raise RequestRefused("NOT_FINITE", "contributions that are not finite")
         self._check_release("", now)
         if self._gaussian:
             # Derivatives reveal the second moments of the records only, and one point reveals all of them.
@@ -173,7 +165,7 @@ class DisclosureControl:
             float(np.max(np.abs(ends - center) / np.asarray(self._scale), initial=0.0)) for center in centers
         )
         if not distance <= self._policy.farthest:
-            raise DisclosureRefused(
+            raise RequestRefused(
                 "TOO_FAR",
                 f"a point {distance:.3g} of the prior's standard deviations from its mean; the policy has "
                 f"farthest = {self._policy.farthest:g}",
@@ -218,7 +210,7 @@ class DisclosureControl:
         if noise:
             found *= (1 + noise / max(float(weight.sum()), 1e-300)) ** 2
         if not found >= least:
-            raise DisclosureRefused(
+            raise RequestRefused(
                 "FEW_RECORDS",
                 f"{what}: {found:.3g} effective records contribute; the policy has least_records = {least}",
             )
@@ -226,7 +218,7 @@ class DisclosureControl:
     def _refuse_share(self, what: str, share: float) -> None:
         most = self._policy.largest_share
         if not share <= most:
-            raise DisclosureRefused(
+            raise RequestRefused(
                 "FEW_RECORDS",
                 f"{what}: one record has a share of {share:.3g} in some direction; the policy has largest_share = {most:g}",
             )

@@ -31,6 +31,7 @@ from scipy.special import betaln, ndtr
 
 from fedpdmc._jax.compilation import compiled
 from fedpdmc.clocks import Clock, LatentClock, follow
+from fedpdmc.errors import RequestRefused
 from fedpdmc.federation.derivative_rounding import surprise
 from fedpdmc.plan import Plan
 from fedpdmc.study.policy import MOST_BITS, PARTS_OF_TABLE, Policy
@@ -48,6 +49,7 @@ TIME_PER_SAMPLE = 3.0  # process time of all chains for an effective sample, abo
 LEAST_TIME = 21.0  # of each chain
 PARTS, POINTS = 16, 64  # the cost of a run is estimated from so many points of the reference in each part of its time
 NO_LIMITS = math.inf, math.inf
+SPENT = "INFORMATION_SPENT"  # the code of a refusal
 
 
 def table_bits(records: int, rows: float) -> float:
@@ -61,12 +63,6 @@ def bit_limits(policy: Policy, records: int, values: Sequence[int]) -> tuple[flo
     defaults = (min(most, part * own) for most, part in zip(MOST_BITS, PARTS_OF_TABLE, strict=True))
     given = policy.most_bits, policy.most_bits_in_all
     return tuple(usual if limit is None else limit for limit, usual in zip(given, defaults, strict=True))  # type: ignore
-
-
-class InformationSpent(Exception):
-    """An answer would carry more information than the site's policy allows."""
-
-    code = "INFORMATION_SPENT"
 
 
 class Information:
@@ -121,7 +117,7 @@ class Information:
     def add_release(self, bits: float) -> None:
         """Charge a release before it leaves."""
         if bits > self.left:
-            raise InformationSpent(f"a release of {bits:.0f} bits, and {max(self.left, 0.0):.0f} are left")
+            raise RequestRefused(SPENT, f"a release of {bits:.0f} bits, and {max(self.left, 0.0):.0f} are left")
         self.releases += bits
         self._add(bits, "derivatives")
 
@@ -146,9 +142,10 @@ class Information:
         needed = nats / math.log(2)
         logger.info("the run is expected to carry %.0f bits, %.2g for each record", needed, needed / self.records)
         if needed > self.left:
-            raise InformationSpent(
+            raise RequestRefused(
+                SPENT,
                 f"the run is expected to carry {needed:.0f} bits, {needed / self.records:.2g} for each record, and "
-                f"{max(self.left, 0.0):.0f} are left"
+                f"{max(self.left, 0.0):.0f} are left",
             )
 
     def check_plans(self, horizon: np.ndarray) -> None:
@@ -156,7 +153,7 @@ class Information:
         each = min(horizon.sum() / self._time, np.count_nonzero(horizon) / self._answered) if self._time > 0 else 0.0
         expected = self.arrivals * each
         if MARGIN * expected > self.left or self.left <= 0:
-            raise InformationSpent(f"plans of about {expected:.0f} bits, and {max(self.left, 0.0):.0f} are left")
+            raise RequestRefused(SPENT, f"plans of about {expected:.0f} bits, and {max(self.left, 0.0):.0f} are left")
 
     def add_arrivals(
         self, clock: Clock, plan: tuple[np.ndarray, ...], time: np.ndarray, rang: np.ndarray, mark: np.ndarray, latents
@@ -194,7 +191,7 @@ class Information:
         level = logging.DEBUG if clock.dynamics.unit_speed else logging.INFO
         self._add(bits, f"plans of {len(chains)} chains with {int(rang[chains].sum())} arrivals", level)
         if self.left < 0:
-            raise InformationSpent(f"arrivals of {bits:.0f} bits, {-self.left:.0f} more than were left")
+            raise RequestRefused(SPENT, f"arrivals of {bits:.0f} bits, {-self.left:.0f} more than were left")
 
     def add_passes(self, passes: int) -> None:
         """Charge the number of passes over the records that a round took, by its difference from the last."""

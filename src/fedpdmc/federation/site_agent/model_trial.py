@@ -23,9 +23,9 @@ import numpy as np
 
 from fedpdmc._jax.by_numpy import once
 from fedpdmc.enclosures import Interval, continuity, enclose
-from fedpdmc.errors import FedPDMCError, InputError
+from fedpdmc.errors import FedPDMCError, InputError, RequestRefused
 from fedpdmc.federation.dry_run import records_of
-from fedpdmc.federation.site_agent.derivative_disclosure import DisclosureRefused, ReleasePlace, grid
+from fedpdmc.federation.site_agent.derivative_disclosure import ReleasePlace, grid
 from fedpdmc.federation.site_agent.record_contributions import ModelDisclosure
 from fedpdmc.models.model_file.records import CONSTANTS, DESIGN
 from fedpdmc.potentials.base import public_points
@@ -141,17 +141,17 @@ class RangeShares:
         return f"{part} {found.max():.3g} of the {of} by {self._study.names[int(name)]!r}: it may be a person"
 
     def check_release(self, place: ReleasePlace) -> None:
-        """Raise `DisclosureRefused` for a point, or a Gaussian, at which a narrow part has too large a share."""
+        """Raise `RequestRefused` for a point, or a Gaussian, at which a narrow part has too large a share."""
         nodes, weights = np.zeros((1, len(place.x))), np.ones(1)
         if place.spread is not None:
             nodes, weights = (np.asarray(x) for x in public_points(len(place.x)))
             nodes = nodes @ place.spread.T
         for of in self._at:
             if found := self._find(of, place.x + nodes, weights):
-                raise DisclosureRefused("NARROW_PART", found)
+                raise RequestRefused("NARROW_PART", found)
 
     def check_plans(self, plans: Any, center: np.ndarray, scale: np.ndarray, rotating: bool) -> None:
-        """Raise `DisclosureRefused` if a narrow part may have too large a share anywhere along plans.
+        """Raise `RequestRefused` if a narrow part may have too large a share anywhere along plans.
 
         About the middle m of a piece of half-length h no coordinate of ``x = c + S (a cos t + v sin t)`` is further than
         ``h √((S a)² + (S v)²)`` from ``x(m)``, and on lines ``h |S v|``. Pieces that are not proved are halved.
@@ -179,9 +179,7 @@ class RangeShares:
             pieces = [(a, v, t + side * h / 2, h / 2) for a, v, t, h in left for side in (-1, 1)]
             if not pieces:
                 return
-        raise DisclosureRefused(
-            "NARROW_PART", f"a plan on which one part in {PARTS} of a column's range may be a person"
-        )
+        raise RequestRefused("NARROW_PART", f"a plan on which one part in {PARTS} of a column's range may be a person")
 
 
 def _shares(largest: np.ndarray, total: np.ndarray) -> np.ndarray:

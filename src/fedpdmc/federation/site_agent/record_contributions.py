@@ -20,11 +20,10 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from fedpdmc.errors import InputError
+from fedpdmc.errors import InputError, RequestRefused
 from fedpdmc.federation.site_agent.derivative_disclosure import (
     NO_NOISE,
     DisclosureControl,
-    DisclosureRefused,
     ReleasePlace,
     rounding,
 )
@@ -84,11 +83,11 @@ class ModelDisclosure(DisclosureControl):
         self._take(study, policy)
 
     def check(self, place: ReleasePlace, own: ReleasePlace, released: list[ReleasePlace]) -> None:
-        """Raise `DisclosureRefused` for a point at which too few records contribute."""
+        """Raise `RequestRefused` for a point at which too few records contribute."""
         self._check_distance(place)
         now = self._of(own)
         if not all(np.isfinite(part).all() for part in now):
-            raise DisclosureRefused("NOT_FINITE", "contributions that are not finite")
+            raise RequestRefused("NOT_FINITE", "contributions that are not finite")
         units = _units(now)
         now = _in_units(now, units)
         self._check_one("", now)
@@ -115,7 +114,7 @@ class ModelDisclosure(DisclosureControl):
         told = self._of(ReleasePlace(np.broadcast_to(self._mean, (dim,))))
         try:
             self._check_one("at the prior's mean, ", _in_units(told, _units(told)))
-        except DisclosureRefused as refused:
+        except RequestRefused as refused:
             raise InputError(
                 "policy",
                 str(refused),

@@ -8,15 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedpdmc.certificates import Credentials, fingerprint, sign, signer
-from fedpdmc.errors import InputError, WireError
+from fedpdmc.errors import InputError, RequestRefused, WireError
 from fedpdmc.federation import masking, messages
 from fedpdmc.potentials import ControlVariate, Quadratic
 from fedpdmc.privacy.gaussian_mechanism import ShareTerms
 from fedpdmc.study.contract import Study
 
 
-class KeyNotProved(Exception):
-    """A key without proof that it belongs to its site."""
+def _not_proved(words: str) -> RequestRefused:
+    return RequestRefused("KEY_NOT_PROVED", f"secure sums: {words}")
 
 
 class SecureSumParty:
@@ -56,20 +56,20 @@ class SecureSumParty:
         return messages.Offered(message.run, message.sequence, asked, public, own.certificate, sign(own, said))
 
     def check(self, message: messages.Agree) -> None:
-        """Raise `KeyNotProved` unless the offers are those of exactly the study's sites, each signed by its site."""
+        """Raise `RequestRefused` unless the offers are those of exactly the study's sites, each signed by its site."""
         offers = _offers(message)
         if len(offers) != len(self.study.sites) or len({offer.public for offer in offers}) != len(offers):
-            raise KeyNotProved("the number of different keys is not the number of sites")
+            raise _not_proved("the number of different keys is not the number of sites")
         for name, offer in zip(self.study.sites, offers, strict=True):
             said = masking.statement(message.run, self.study.digest, name, offer.public)
             assert self._credentials is not None
             if signer(self._credentials, offer.certificate, offer.signature, said) != name:
-                raise KeyNotProved(f"the key of {name} is not signed by that site")
+                raise _not_proved(f"the key of {name} is not signed by that site")
             pinned = self._certificates.get(name)
             if pinned is not None and fingerprint(offer.certificate) != pinned:
-                raise KeyNotProved(f"the certificate of {name} is not the one in the policy")
+                raise _not_proved(f"the certificate of {name} is not the one in the policy")
             if name == self.name and offer.public != masking.public_of(self._secret):
-                raise KeyNotProved("this site's own key was replaced")
+                raise _not_proved("this site's own key was replaced")
         self._shared(message.run, offers)
 
     def record(self, message: messages.Agree) -> None:
@@ -81,7 +81,7 @@ class SecureSumParty:
         try:
             return masking.pair_keys(self._secret, self.name, run, publics)
         except ValueError as error:
-            raise KeyNotProved("a key of low order") from error
+            raise _not_proved("a key of low order") from error
 
     def masked(self, message: messages.Derive, asked: bytes, gradient, hessian) -> messages.Masked:
         """Derivatives under the masks of this request."""
@@ -116,8 +116,8 @@ def _offers(message: messages.Agree) -> list[messages.Offered]:
     try:
         offers = [messages.decode(data) for data in message.offers]
     except WireError as error:
-        raise KeyNotProved(str(error)) from error
+        raise _not_proved(str(error)) from error
     found = [offer for offer in offers if isinstance(offer, messages.Offered)]
     if len(found) != len(offers):
-        raise KeyNotProved("a message that is not an offer")
+        raise _not_proved("a message that is not an offer")
     return found

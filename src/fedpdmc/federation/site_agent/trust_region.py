@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedpdmc.errors import RequestRefused
 from fedpdmc.federation import messages
 from fedpdmc.federation.derivative_rounding import Release
-from fedpdmc.federation.site_agent.derivative_disclosure import DisclosureRefused, ReleasePlace
+from fedpdmc.federation.site_agent.derivative_disclosure import ReleasePlace
 from fedpdmc.whitening import Bend
 
 if TYPE_CHECKING:
@@ -64,31 +65,29 @@ class TrustRegion:
         return plain and study.family != "student_t" and not study.unknown_scale
 
     def check_spread(self, spread: np.ndarray, hessian: np.ndarray, bend: Bend | None) -> None:
-        """Raise `DisclosureRefused` for a Gaussian wider than the site's records allow, given their mean Hessian over it."""
+        """Raise `RequestRefused` for a Gaussian wider than the site's records allow, given their mean Hessian over it."""
         widest = _widest(spread, hessian, bend)
         if not widest <= (WIDEST_SPREAD if self._convex else WIDEST_NOT_CONVEX):
-            raise DisclosureRefused(
+            raise RequestRefused(
                 "TOO_WIDE", f"a spread {np.sqrt(max(widest, 0)):.3g} times as wide as this site's records allow"
             )
 
     def check_opening(self, message: messages.Open, place: ReleasePlace | None, told: Release | None) -> None:
-        """Raise `DisclosureRefused` unless the reference belongs to the last release, at this place."""
+        """Raise `RequestRefused` unless the reference belongs to the last release, at this place."""
         if place is None or told is None or (message.order and not np.array_equal(message.point, place.x)):
-            raise DisclosureRefused("NOT_TOLD", "a control variate at a point other than the last release")
+            raise RequestRefused("NOT_TOLD", "a control variate at a point other than the last release")
         gradient, hessian = told.gradient, told.hessian
         point, bend = place.x, np.zeros((0, 0)) if place.bend is None else np.asarray(place.bend.numbers)
         if not np.array_equal(message.bend, bend):
-            raise DisclosureRefused("NOT_TOLD", "a bend other than that of the last release")
+            raise RequestRefused("NOT_TOLD", "a bend other than that of the last release")
         if not LEAST_KEPT <= message.kept <= 1.0:
-            raise DisclosureRefused("NOT_TOLD", f"a control variate with {message.kept:.3g} of the released curvature")
+            raise RequestRefused("NOT_TOLD", f"a control variate with {message.kept:.3g} of the released curvature")
         scale = message.scale if message.scale.ndim == 2 else np.diag(message.scale)
         wide = message.wide @ message.wide.T if message.wide.size else np.zeros_like(hessian)
         if message.wide.size and not (
             message.wide.shape[1] <= MOST_WIDE and _curvature(scale, wide) <= WIDEST_TAIL and place.bend is None
         ):
-            raise DisclosureRefused(
-                "TOO_WIDE", "a reference that is widened in more directions, or by more, than allowed"
-            )
+            raise RequestRefused("TOO_WIDE", "a reference that is widened in more directions, or by more, than allowed")
         if message.order and message.linear.size:
             own = message.kept * hessian if message.order == 2 else np.zeros_like(hessian)
             less = wide / len(self._study.sites)
@@ -96,12 +95,12 @@ class TrustRegion:
             size = np.abs(gradient).max() + np.abs(hessian).max() * (1 + np.abs(point).max())
             off = max(np.abs(message.precision - own + less).max(), np.abs(message.linear - linear).max())
             if not off <= SAME * size:
-                raise DisclosureRefused("NOT_TOLD", "a control variate that differs from the released derivatives")
+                raise RequestRefused("NOT_TOLD", "a control variate that differs from the released derivatives")
         widest = _widest(scale, message.kept * hessian - wide, place.bend)
         most = WIDEST if self._convex else WIDEST_NOT_CONVEX
         step = np.linalg.solve(scale, message.center - point)
         if not widest <= most or not float(np.sqrt(step @ step)) <= LAST_STEP:
-            raise DisclosureRefused(
+            raise RequestRefused(
                 "TOO_WIDE", f"a reference {np.sqrt(max(widest, 0)):.3g} times as wide as this site's records allow"
             )
 
@@ -110,7 +109,7 @@ class TrustRegion:
         self.reference = message.center, message.scale, bend
 
     def check_plans(self, message: messages.Plans) -> None:
-        """Raise `DisclosureRefused` for plans that begin too far out."""
+        """Raise `RequestRefused` for plans that begin too far out."""
         assert self.reference is not None
         center, scale, bend = self.reference
         start, dim = message.start, len(center)
@@ -119,7 +118,7 @@ class TrustRegion:
             if self._study.dynamics().flow.rotating:
                 square = square + np.max(np.sum(message.velocity**2, -1), -1, initial=0.0)
             if not np.all(square <= (REACH + REACH_PER_ROOT * np.sqrt(dim)) ** 2):
-                raise DisclosureRefused(
+                raise RequestRefused(
                     "TOO_FAR", f"a plan {np.sqrt(square.max()):.3g} standard deviations from the reference"
                 )
         place = self._study.prior_place
@@ -135,7 +134,7 @@ class TrustRegion:
         centers = [mean] if self._study.guess is None else [mean, self._study.guess]
         distance = min(float(np.max(np.abs(x - c) / sd)) for c in centers)
         if not distance <= self._farthest:
-            raise DisclosureRefused(
+            raise RequestRefused(
                 "TOO_FAR",
                 f"a plan {distance:.3g} of the prior's standard deviations from its mean; the policy has farthest = "
                 f"{self._farthest / BEYOND:g}, which plans may exceed {BEYOND:g} times",
