@@ -153,7 +153,7 @@ def too_far(agent, plans):
 def test_releases_are_compared_in_units_of_the_log_spread(agent):
     """At a point the gradient of u is T' times that of s: a record has the same part of both."""
     control, bend = agent.computation._control, Bend((3,), jnp.asarray(NUMBERS))
-    one, other = control._of(ReleasePlace(bend(U))), control._of(ReleasePlace(U, None, bend))
+    one, other = control._at(ReleasePlace(bend(U))), control._at(ReleasePlace(U, None, bend))
     np.testing.assert_allclose(one.gradient, other.gradient, rtol=1e-6, atol=1e-10)
     slope = float(steepness(U[3:], NUMBERS)[0])
     assert abs(slope - 1) > 0.3

@@ -25,8 +25,7 @@ from fedpdmc._jax.by_numpy import once
 from fedpdmc.enclosures import Interval, continuity, enclose
 from fedpdmc.errors import FedPDMCError, InputError, RequestRefused
 from fedpdmc.federation.dry_run import records_of
-from fedpdmc.federation.site_agent.derivative_disclosure import ReleasePlace, grid
-from fedpdmc.federation.site_agent.record_contributions import ModelDisclosure
+from fedpdmc.federation.site_agent.derivative_disclosure import ModelDisclosure, ReleasePlace, grid
 from fedpdmc.models.model_file.records import CONSTANTS, DESIGN
 from fedpdmc.potentials.base import public_points
 from fedpdmc.study import Policy, Study, parse_study

@@ -25,7 +25,7 @@ import numpy as np
 from fedpdmc.errors import RequestRefused
 from fedpdmc.federation import messages
 from fedpdmc.federation.derivative_rounding import Release
-from fedpdmc.federation.site_agent.derivative_disclosure import ReleasePlace
+from fedpdmc.federation.site_agent.derivative_disclosure import ReleasePlace, prior_distance
 from fedpdmc.whitening import Bend
 
 if TYPE_CHECKING:
@@ -131,8 +131,7 @@ class TrustRegion:
             # The only coordinates that grow faster than the path: limited all along it. A low spread discloses nothing.
             index = list(bend.index)
             x[:, index] = np.maximum(_highest(message, center, scale, bend), mean[index])
-        centers = [mean] if self._study.guess is None else [mean, self._study.guess]
-        distance = min(float(np.max(np.abs(x - c) / sd)) for c in centers)
+        distance = prior_distance(x, mean, sd, self._study.guess)
         if not distance <= self._farthest:
             raise RequestRefused(
                 "TOO_FAR",
