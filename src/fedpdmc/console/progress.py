@@ -297,7 +297,7 @@ class Display:
         self.screen.changed()
         self.screen.foresee(f"{self._phase}, {text}", seconds)
 
-    def quality(self, ess: float, rhat: float | None) -> None:
+    def quality(self, ess: float, rhat: float | None = None) -> None:
         """The worst effective sample size and R-hat so far."""
         self._ess, self._rhat = ess, rhat if rhat is not None else self._rhat
         self.screen.changed()

@@ -7,7 +7,6 @@ contract with HTML in its names (all text is escaped, and the page may not load 
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import json
 import logging
@@ -27,7 +26,7 @@ from prometheus_client.registry import Collector
 
 from fedpdmc.console.progress import clock
 from fedpdmc.errors import InputError
-from fedpdmc.federation.grpc.tls import split_address
+from fedpdmc.federation.grpc.tls import is_loopback, split_address
 from fedpdmc.operations.status import finite
 
 # With more sites than this, plot the median and maximum of their round trips.
@@ -195,22 +194,17 @@ def _series(points: list[dict[str, Any]], key: str, name: str) -> list[TimeSerie
 
 def _trips(points: list[dict[str, Any]], names: list[str]) -> list[TimeSeries]:
     """The round trips of each site, or the median and maximum of many."""
-
-    def line(name: str, pick: Any) -> TimeSeries:
-        return TimeSeries(name, [(one["seconds"], pick(one["round_trip_seconds"])) for one in points])
-
-    def in_milliseconds(value: float | None) -> float | None:
-        return None if value is None else 1e3 * value
-
+    known = [{name: 1e3 * x for name, x in one["round_trip_seconds"].items() if x is not None} for one in points]
+    picks: dict[str, Callable[[dict[str, float]], float | None]] = {
+        "median of the sites": lambda trips: median(trips.values()) if trips else None,
+        "slowest site": lambda trips: max(trips.values(), default=None),
+    }
     if len(names) <= MOST_LINES:
-        return [line(name, lambda trips, name=name: in_milliseconds(trips.get(name))) for name in names]
-    summary = {"median of the sites": median, "slowest site": max}
-
-    def over(trips: dict[str, float | None], how: Any) -> float | None:
-        known = [value for value in trips.values() if value is not None]
-        return in_milliseconds(how(known)) if known else None
-
-    return [line(name, lambda trips, how=how: over(trips, how)) for name, how in summary.items()]
+        picks = {name: lambda trips, name=name: trips.get(name) for name in names}
+    return [
+        TimeSeries(label, [(one["seconds"], pick(trips)) for one, trips in zip(points, known, strict=True)])
+        for label, pick in picks.items()
+    ]
 
 
 def _footer(facts: dict[str, Any]) -> str:
@@ -440,22 +434,19 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """One of the pages."""
         if not self.server.known(self.headers.get("Host", "")):
-            self._say(421, "text/plain", "This name is not served here.\n")
-            return
-        found = PAGES.get(self.path.partition("?")[0])
-        if found is None:
-            self._say(404, "text/plain", "There are /, /status.json, /metrics and /healthz.\n")
-            return
-        kind, make = found
-        self._say(200, kind, make(finite(self.server.facts())))
+            self._say(421, "This name is not served here.\n")
+        elif (found := PAGES.get(self.path.partition("?")[0])) is None:
+            self._say(404, "There are /, /status.json, /metrics and /healthz.\n")
+        else:
+            kind, make = found
+            self._say(200, make(finite(self.server.facts())), kind)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Answer any other request in one line that repeats nothing of it."""
-        self._say(
-            405 if code == 501 else code, "text/plain", "Only GET is supported.\n" if code == 501 else "bad request\n"
-        )
+        # 501: the library's for any other method.
+        self._say(*((405, "Only GET is supported.\n") if code == 501 else (code, "bad request\n")))
 
-    def _say(self, code: int, kind: str, text: str) -> None:
+    def _say(self, code: int, text: str, kind: str = "text/plain") -> None:
         data = text.encode("utf-8", "replace")
         self.send_response(code)
         for name, value in HEADERS.items():
@@ -523,6 +514,7 @@ class _Server(HTTPServer):
 
 
 def _shut_down(request: socket.socket) -> None:
+    """End a connection in which another thread waits: that thread closes it."""
     with contextlib.suppress(OSError):
         request.shutdown(socket.SHUT_RDWR)
 
@@ -548,8 +540,7 @@ class StatusServer:
             raise InputError("status", found, "Give a free address of this host, such as 127.0.0.1:8080.") from error
         shown = f"[{bare}]" if ":" in bare else bare
         self.address = f"http://{shown}:{self._server.server_port}/"
-        local = bare == "localhost" or _is_loopback(bare)
-        if not local:
+        if not is_loopback(bare):
             logger.warning(
                 "the status page at %s has no TLS and no password: anyone who reaches it can read it", self.address
             )
@@ -563,10 +554,3 @@ class StatusServer:
         """Stop serving."""
         self._server.shutdown()
         self._server.server_close()
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -244,18 +244,18 @@ def split_address(address: str, argument: str) -> tuple[str, int]:
     return check_host(host, argument), int(port)
 
 
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def check_loopback(host: str, argument: str) -> None:
     """Refuse plain connections that leave this machine."""
-    try:
-        loopback = ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        loopback = host == "localhost"
-    if not loopback:
-        raise InputError(
-            argument,
-            repr(host),
-            "Plain connections need 127.0.0.1 or ::1. Give keys.",
-        )
+    if not is_loopback(host):
+        raise InputError(argument, repr(host), "Plain connections need 127.0.0.1 or ::1. Give keys.")
 
 
 def check_party(credentials: Credentials, name: str) -> None:
