@@ -14,7 +14,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -318,6 +318,20 @@ def signer(
     except Exception:
         # The input is untrusted, and the library raises many kinds of errors. All of them mean that it is not valid.
         return None
+
+
+def signature_fault(
+    credentials: Credentials, name: str, certificate: bytes, signature: bytes, data: bytes, pinned: Mapping[str, str]
+) -> str:
+    """Why a message is not signed by this party; empty if it is.
+
+    ``pinned`` has the fingerprints of the only certificates that are accepted for the named parties.
+    """
+    if signer(credentials, certificate, signature, data) != name:
+        return f"the key of {name} is not signed by that site"
+    if name in pinned and fingerprint(certificate) != pinned[name]:
+        return f"the certificate of {name} is not the one in the policy"
+    return ""
 
 
 def open_authority(folder: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:

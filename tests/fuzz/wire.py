@@ -17,7 +17,6 @@ from fedpdmc import certificates as keys
 from fedpdmc.errors import BadAnswer, Refused, RequestRefused, WireError
 from fedpdmc.federation import answer_checks, masking
 from fedpdmc.federation import messages as wire
-from fedpdmc.federation.site_agent import secure_sum
 from fedpdmc.federation.site_agent.start import open_agent
 from fedpdmc.plan import Plan
 from fedpdmc.study import read_policy
@@ -38,7 +37,7 @@ def first_reader(message: wire.Message, own: keys.Credentials) -> None:
     elif isinstance(message, wire.Offered):
         keys.signer(own, message.certificate, message.signature, message.public)
     elif isinstance(message, wire.Agree):
-        secure_sum._offers(message)
+        masking._offers(message)
     elif isinstance(message, wire.Masked) and len(message.words) == 2 * masking.size(WIDE):
         masking.unpacked(masking.total([message.words]), WIDE)
 

@@ -1,4 +1,13 @@
-"""Plans that nobody chooses: sites make them from joint randomness and signed arrivals, and refuse any other.
+"""Plans that a site makes by itself: their turns, and all of them where nobody is to choose plans.
+
+*Turns.* The coordinator's own events in a plan with turns are turns only. Their times follow from the time to the first
+one, and their velocities from the key in the opening, the chain and the number of the turn (`fedpdmc.dynamics`). A message
+has the current state and five numbers of each chain, whatever the length of its plan. It reveals what whole plans reveal:
+velocities are public randomness, and only the current state depends on the other sites. Both sides compute the same bits on
+every machine, and a hash of the whole plans verifies it. If it differs, the site refuses with the code
+``OTHER_VELOCITIES``: it never answers a plan other than the coordinator's.
+
+*Joint plans* are chosen by nobody: sites make them from joint randomness and signed arrivals, and refuse any other.
 
 In the opening every party commits to a seed by its hash, after the coordinator has fixed the reference and all else, and
 reveals it when all hashes are known. A hash of all seeds is the seed of the run's public stream: starts, velocities at
@@ -11,6 +20,7 @@ left to the coordinator: it is common to all chains, stays until all have reache
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -20,10 +30,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedpdmc._jax.compilation import strong_types
+from fedpdmc._jax.compilation import compiled, strong_types
+from fedpdmc._jax.random_streams import ChainKeys
+from fedpdmc.dynamics import turn_durations, turn_velocities
 from fedpdmc.errors import BadAnswer, RequestRefused, WireError
 from fedpdmc.federation import messages
 from fedpdmc.federation.answer_checks import read_arrival
+from fedpdmc.plan import Plan
 from fedpdmc.potentials import Quadratic
 from fedpdmc.sampling.arguments import public_potential
 from fedpdmc.sampling.coordinator import Coordinator, Itinerary, PublicKeys, State
@@ -36,6 +49,53 @@ from fedpdmc.whitening import Reference
 Request = messages.Plans | messages.TurnPlans
 # Largest difference of numbers that two machines compute, relative to one plus their size.
 ROUNDING = 1e-9
+
+
+def abbreviated(run: bytes, sequence: int, plans: messages.Plans, plan: Plan) -> messages.TurnPlans:
+    """The short form of the plans of a `Plan` with turns."""
+    turns, chain = plan.turns, plans.chain
+    assert turns is not None
+    wait, number, left = (np.asarray(x)[chain] for x in (turns.wait, turns.number, turns.left))
+    return messages.TurnPlans(
+        run, sequence, plans.number, number, chain, plans.start, plans.velocity[:, 0], wait, left,
+        fingerprint(plans.duration, plans.velocity), plans.time, plans.until, plans.evidence,
+    )  # fmt: skip
+
+
+def whole(message: messages.TurnPlans, keys: ChainKeys, segments: int) -> messages.Plans:
+    """The plans, of existing chains, from their short form and the keys of the turns (C, 2); their hash is not checked."""
+    duration = turn_durations(message.wait, message.left, segments)
+    longest = max(int(np.max(np.sum(duration > 0, 1), initial=0)), 1)
+    rows, dim = message.start.shape
+    velocity = np.empty((rows, longest, dim))
+    velocity[:, 0] = message.velocity
+    if longest > 1:
+        first = np.zeros(len(keys), np.int64)
+        first[message.chain] = message.turn
+        # Padded to one of a few lengths, because each is compiled.
+        count = min(1 << (longest - 2).bit_length(), segments - 1)
+        made = np.asarray(_velocities(count, dim)(keys, jnp.asarray(first)))
+        velocity[:, 1:] = np.swapaxes(made[: longest - 1, message.chain], 0, 1)
+    number, chain = (x.astype(np.int64) for x in (message.number, message.chain))
+    rest = message.time, message.until, message.evidence
+    return messages.Plans(
+        message.run, message.sequence, number, message.start, duration[:, :longest], velocity, chain, *rest
+    )
+
+
+@functools.cache
+def _velocities(count: int, dim: int):
+    return compiled(functools.partial(turn_velocities, count=count, dim=dim))
+
+
+def fingerprint(duration: np.ndarray, velocity: np.ndarray) -> bytes:
+    """A hash of the segments of plans: their lengths, and the velocities of those that have a length."""
+    used = np.where((duration > 0)[..., None], velocity, 0.0)
+    parts = (np.ascontiguousarray(x, "<f8").tobytes() for x in (duration, used))
+    return hashlib.sha256(b"".join(parts)).digest()
+
+
+# Joint plans ---------------------------------------------------------------------------------------------------------
 
 
 def _hash(use: str, *parts: bytes) -> bytes:
@@ -164,12 +224,11 @@ class OwnPlans:
             return False
         if self.credentials is None:
             return True
-        from fedpdmc.certificates import fingerprint, signer
+        from fedpdmc.certificates import signature_fault
 
-        said = announced(self._opening.run if self._opening else b"", self.study.digest, name, opened)
-        if signer(self.credentials, opened.certificate, opened.signature, said) != name:
-            return False
-        return name not in self._pinned or fingerprint(opened.certificate) == self._pinned[name]
+        assert self._opening is not None
+        data = announced(self._opening.run, self.study.digest, name, opened)
+        return not signature_fault(self.credentials, name, opened.certificate, opened.signature, data, self._pinned)
 
     def turn_keys(self, message: Request):
         """The public keys of the turns; None if the coordinator has sent its own in the opening."""
@@ -262,10 +321,9 @@ def _compare(chain: np.ndarray, *pairs) -> None:
 
 def _read_openings(message: messages.Reveal) -> list[messages.Opened]:
     try:
-        found = [messages.decode(data) for data in message.openings]
+        return messages.decode_parts(message.openings, messages.Opened)
     except WireError as error:
         raise RequestRefused("KEY_NOT_PROVED") from error
-    return [one for one in found if isinstance(one, messages.Opened)]
 
 
 def _method(study: Study, opening: messages.Open, seed: int) -> Method:

@@ -247,6 +247,7 @@ class Message:
 
 
 Form = TypeVar("Form", bound=type[Message])
+One = TypeVar("One", bound=Message)
 
 
 def optional(*, default: Any, since: int = 0) -> Any:
@@ -351,6 +352,14 @@ def decode(data: bytes, most_bytes: int = MOST_BYTES) -> Message:
     message = layout.form(**values)
     message._check()
     return message
+
+
+def decode_parts(parts: Sequence[bytes], kind: type[One]) -> list[One]:
+    """Decode messages that another message carries, all of one kind."""
+    found = [message for message in map(decode, parts) if isinstance(message, kind)]
+    if len(found) != len(parts):
+        raise WireError("message", f"a part that is not {kind.__name__}")
+    return found
 
 
 def _layout(data: bytes) -> _Layout:
@@ -607,7 +616,7 @@ class Plans(SiteRequest):
 
 @message(18)
 class TurnPlans(SiteRequest):
-    """Coordinator → site: `Plans` whose segments end in turns, which the site computes itself (`turn_plans`).
+    """Coordinator → site: `Plans` whose segments end in turns, which the site computes itself (`joint_plans`).
 
     ``velocity`` is that of the first segment, ``wait`` the time to the first turn, ``turn`` its number, ``left`` the time to
     the horizon. ``derived`` is a hash of the plans as the coordinator has them, and the rest as in `Plans`.

@@ -21,10 +21,9 @@ from fedpdmc.federation.answer_checks import (
 from fedpdmc.federation.checkpoint import OpeningJournal
 from fedpdmc.federation.derivative_plausibility import Plausible
 from fedpdmc.federation.derivative_rounding import Heights, digits_in, digits_of
-from fedpdmc.federation.joint_plans import JointRandomness, announced
+from fedpdmc.federation.joint_plans import JointRandomness, abbreviated, announced
 from fedpdmc.federation.messages import VERSION
 from fedpdmc.federation.transport import Request, Transport
-from fedpdmc.federation.turn_plans import abbreviated
 from fedpdmc.members.private_site import Noisy, release_point
 from fedpdmc.members.site import Member, NotBent, own_part
 from fedpdmc.plan import Arrival, Plan
@@ -171,8 +170,7 @@ class RemoteFederation(Federation):
             if told[:2] != found[0].noise.tolist()[:2]:
                 raise BadAnswer(name, "a share of the noise that is not that of other sites: the sum is void")
             self.account[name] = read_account(name, len(x), 0.0, told[2:])
-        size = len(x) + len(x) * (len(x) + 1) // 2
-        numbers = masking.total_integers(self._words(found, size))
+        numbers = masking.total_integers(self._words(found, masking.size(len(x))))
         terms = ShareTerms(len(self.names), 0, len(self._noisy_sums), *found[0].noise.tolist()[:2])
         gradient, hessian = from_sum(numbers, terms, len(x))
         if self.plausible is not None:

@@ -22,7 +22,8 @@ from fedpdmc.clocks.base import reveal
 from fedpdmc.errors import LedgerError, RequestRefused
 from fedpdmc.federation import messages
 from fedpdmc.federation.derivative_rounding import FINE, Release, release, scale_exponents
-from fedpdmc.federation.joint_plans import OwnPlans, Request
+from fedpdmc.federation.joint_plans import OwnPlans, Request, fingerprint, whole
+from fedpdmc.federation.masking import SecureSumParty
 from fedpdmc.federation.site_agent.derivative_disclosure import DisclosureControl, ReleasePlace
 from fedpdmc.federation.site_agent.information import ArrivalPredictor, Information
 from fedpdmc.federation.site_agent.model_trial import RangeShares
@@ -33,9 +34,7 @@ from fedpdmc.federation.site_agent.request_checks import (
     check,
     refusing_privacy_errors,
 )
-from fedpdmc.federation.site_agent.secure_sum import SecureSumParty
 from fedpdmc.federation.site_agent.trust_region import TrustRegion
-from fedpdmc.federation.turn_plans import fingerprint, whole
 from fedpdmc.members.private_site import (
     NoiseGroup,
     PrivateSite,
