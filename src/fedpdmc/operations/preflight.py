@@ -26,10 +26,9 @@ from fedpdmc.certificates import COORDINATOR, Credentials, certificate_name, rea
 from fedpdmc.errors import FedPDMCError, InputError, Refused
 from fedpdmc.federation import messages
 from fedpdmc.federation.grpc.tls import check_loopback, check_party, split_address
-from fedpdmc.federation.site_agent import versions
+from fedpdmc.federation.site_agent import audit_log
 from fedpdmc.federation.site_agent.agent import SOFTWARE
-from fedpdmc.federation.site_agent.audit_log import Kind, read_log
-from fedpdmc.federation.site_agent.secrets import refuse_links
+from fedpdmc.federation.site_agent.audit_log import Kind, read_log, refuse_links
 from fedpdmc.federation.site_agent.start import admit
 from fedpdmc.study import Study, read_policy, read_study
 from fedpdmc.study.description import choice
@@ -264,7 +263,7 @@ class SiteCheck(Check):
             if note["event"] == "joined" and (note["study"], note["site"]) != (self.study.digest.hex(), self.name):
                 found = "the log of another contract or site"
                 raise InputError("store", found, "Give every site and study its own store.")
-        changed = versions.differences(entries)
+        changed = audit_log.software_differences(entries)
         note = f"; written with {', '.join(changed)}: the last bits may differ" if changed else ""
         return f"{self.store}: a log of {len(entries):,} entries, intact{note}"
 
@@ -322,7 +321,7 @@ class CoordinatorCheck(Check):
 
 def installed_versions() -> str:
     """The software and machine that compute answers here."""
-    return ", ".join(f"{name} {value}" for name, value in versions.present().items())
+    return ", ".join(f"{name} {value}" for name, value in audit_log.software_here().items())
 
 
 def describe_certificate(credentials: Credentials) -> str:

@@ -7,6 +7,7 @@ contract with HTML in its names (all text is escaped, and the page may not load 
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import json
 import logging

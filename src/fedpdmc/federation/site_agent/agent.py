@@ -17,7 +17,7 @@ from fedpdmc.errors import FedPDMCError, InputError, Refused, RequestRefused, Wi
 from fedpdmc.federation import messages
 from fedpdmc.federation.audit_seals import Sealing
 from fedpdmc.federation.messages import RUN_BYTES, OtherVersion, claimed_kind, refuse_version, version_remedy
-from fedpdmc.federation.site_agent import versions
+from fedpdmc.federation.site_agent import audit_log
 from fedpdmc.federation.site_agent.audit_log import AuditLog, Kind
 from fedpdmc.federation.site_agent.computation import Computation
 from fedpdmc.federation.site_agent.request_checks import failed_disk, refusing_privacy_errors
@@ -92,23 +92,23 @@ class Agent:
         """Restore the state at the end of the log, and log the current software if it has changed."""
         request, software = None, None
         for entry in self.log.entries():
-            software = versions.written(entry) or software
+            software = audit_log.software_of(entry) or software
             if entry.kind is Kind.NOTE:
                 self._restore_note(entry.note)
             elif entry.kind is Kind.REQUEST:
                 request = entry.payload
             elif entry.kind is Kind.REFUSAL:
                 self.refusals += 1
-                code = getattr(versions.logged(entry.payload, software), "code", "")
+                code = getattr(audit_log.read_logged(entry.payload, software), "code", "")
                 self.computation.record_refusal(code, _decoded(request if self._in_progress is not None else None))
             elif entry.kind is Kind.ANSWER and request is not None:
                 self.refusals = 0
-                self._restore_answer(*(versions.logged(data, software) for data in (request, entry.payload)))
+                self._restore_answer(*(audit_log.read_logged(data, software) for data in (request, entry.payload)))
             self._in_progress = messages.digest(entry.payload) if entry.kind is Kind.REQUEST else None
         if self.run is not None:
             self.computation.check_ledger(self.run, self.log.folder)
-        if software != (present := versions.present()):
-            self.log.note(versions.EVENT, **present)
+        if software != (present := audit_log.software_here()):
+            self.log.note(audit_log.SOFTWARE_EVENT, **present)
 
     def _restore_answer(self, request: messages.Message, answer: messages.Message) -> None:
         try:

@@ -1,8 +1,8 @@
-"""A site's audit log: every request and answer, append-only, each entry with a hash (seal) of all entries before it.
+"""A site's store: its audit log and its secrets.
 
-The log also stores the site's answers: the same request always gets the same answer, even after a crash. An entry is
-written before its answer is sent. Data that the process has written survives the process, and an incomplete last entry is
-removed when the log is opened again.
+The audit log has every request and answer, append-only, each entry with a hash (seal) of all entries before it. The same
+request always gets the answer that is stored in it, even after a crash. An entry is written before its answer is sent. Data
+that the process has written survives the process, and an incomplete last entry is removed when the log is opened again.
 """
 
 from __future__ import annotations
@@ -16,14 +16,21 @@ import json
 import logging
 import math
 import os
+import platform
 import re
+import secrets
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from fedpdmc.errors import InputError
+from fedpdmc.errors import InputError, WireError
+from fedpdmc.federation import messages
+from fedpdmc.federation.masking import new_secret
+from fedpdmc.members.site import SEED_BITS
+from fedpdmc.results import manifest
 from fedpdmc.validation import has_fields, require_posix
 
 # The files of a site's audit log, and how they are read.
@@ -414,3 +421,96 @@ def _write(file: int, data: bytes, place: int) -> None:
 def _payload(file: int, place: int) -> bytes:
     length, _, _ = HEAD.unpack(os.pread(file, HEAD.size, place))
     return os.pread(file, length, place + HEAD.size)
+
+
+# The software and machine that computed a site's answers, as its log records them: others may differ in the last bits.
+
+SOFTWARE_EVENT = "software"
+PACKAGES = ("fedpdmc", "jax", "jaxlib", "numpy")
+UNKNOWN = "an unknown version"
+
+
+def software_here() -> dict[str, str]:
+    """The versions that are installed here, and the machine."""
+    versions = {name: metadata.version(name) for name in PACKAGES}
+    machine = {"machine": platform.machine(), "cores": str(os.cpu_count())}
+    return versions | {"python": platform.python_version()} | machine
+
+
+def software_of(entry: LogEntry) -> dict[str, str] | None:
+    """The software that an entry of a log records, if it is such an entry."""
+    if entry.kind is not Kind.NOTE or entry.note["event"] != SOFTWARE_EVENT:
+        return None
+    return {key: str(value) for key, value in entry.note.items() if key != "event"}
+
+
+def software_differences(entries: Iterable[LogEntry]) -> list[str]:
+    """Differences between the software that wrote a log and the current one."""
+    here, found = software_here(), [one for entry in entries if (one := software_of(entry)) is not None]
+    words = [
+        f"{name} {one.get(name, UNKNOWN)} (here {value})"
+        for one in found
+        for name, value in here.items()
+        if one.get(name, UNKNOWN) != value
+    ]
+    return list(dict.fromkeys(words))
+
+
+def read_logged(data: bytes, by: dict[str, str] | None) -> messages.Message:
+    """A message from a log, which the software ``by`` has written."""
+    try:
+        if (wire := messages.version_of(data)) < messages.MEANING:
+            raise messages.OtherVersion(wire)
+        return messages.decode(data)
+    except WireError as error:
+        version = (by or {}).get("fedpdmc", UNKNOWN)
+        raise InputError(
+            "store", f"a log of fedpdmc {version}: {error.found}", "Continue with that version."
+        ) from error
+
+
+# A site's secrets: its seed, and its key for secure sums.
+
+SEED, SUM_KEY = "seed", "sum.key"
+MOST_DIGITS = len(str(2**SEED_BITS))
+
+
+def site_seed(folder: str | Path, seed: int | None) -> int:
+    """The seed in the site's store. A new one is the given one, or else from the operating system."""
+    path = refuse_links(folder) / SEED
+    if path.exists():
+        text = path.read_bytes()
+        if not text.isdigit() or len(text) > MOST_DIGITS:
+            raise InputError("store", f"{path}, which is not a seed", "Restore it from a copy.")
+        stored = int(text)
+        if seed is not None and seed != stored:
+            raise InputError("seed", "a different one than the seed in this store", "Leave it out, or use a new store.")
+        return stored
+    chosen = secrets.randbits(SEED_BITS) if seed is None else seed
+    _write_secret(path, str(chosen).encode())
+    return chosen
+
+
+def sum_secret(folder: str | Path) -> bytes:
+    """The site's secret X25519 key in this run, from the operating system."""
+    path = refuse_links(folder) / SUM_KEY
+    if not path.exists():
+        _write_secret(path, new_secret())
+    found = path.read_bytes()
+    if len(found) != messages.KEY_BYTES:
+        raise InputError("store", f"{path}, which is not a key", "Restore it from a copy.")
+    return found
+
+
+def refuse_links(folder: str | Path) -> Path:
+    """The store, if none of its files is a symbolic link: secrets and logs must be where they seem to be."""
+    for path in Path(folder).glob("*"):
+        if path.is_symlink():
+            raise InputError("store", f"{path}, a symbolic link", "Put the file itself there: links are not followed.")
+    return Path(folder)
+
+
+def _write_secret(path: Path, content: bytes) -> None:
+    """Write a file completely or not at all: an incomplete secret would be a different secret."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    manifest.replace(path, content, 0o600)

@@ -19,11 +19,18 @@ from fedpdmc.errors import InputError, WireError
 from fedpdmc.federation import messages
 from fedpdmc.federation.audit_seals import compare as compare_seals
 from fedpdmc.federation.site_agent.agent import REFUSED_REQUEST, Agent
-from fedpdmc.federation.site_agent.audit_log import Kind, LogEntry, read_log, sealed_log
+from fedpdmc.federation.site_agent.audit_log import (
+    SEED,
+    SUM_KEY,
+    Kind,
+    LogEntry,
+    read_log,
+    sealed_log,
+    site_seed,
+    software_differences,
+)
 from fedpdmc.federation.site_agent.request_checks import DECLINED
-from fedpdmc.federation.site_agent.secrets import SEED, SUM_KEY, site_seed
 from fedpdmc.federation.site_agent.start import open_agent
-from fedpdmc.federation.site_agent.versions import differences
 from fedpdmc.members.site import LatentPosterior, latent_names
 from fedpdmc.privacy.budget import default_path
 from fedpdmc.privacy.ledger import create_ledger, rewound
@@ -91,7 +98,7 @@ def replay(
     ledger : path, optional
         The site's ledger, for a contract with a budget; the user's own by default.
     """
-    found = Replay(0, [], {}, differences(read_log(store)))
+    found = Replay(0, [], {}, software_differences(read_log(store)))
     with tempfile.TemporaryDirectory(prefix="fedpdmc-replay-") as folder:
         agent, secret = agent_before_run(study, name, source, Path(store), query, ledger, Path(folder))
         request: Request = b""

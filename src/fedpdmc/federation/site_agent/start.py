@@ -16,12 +16,11 @@ from fedpdmc.errors import InputError
 from fedpdmc.federation.joint_plans import OwnPlans
 from fedpdmc.federation.masking import SecureSumParty
 from fedpdmc.federation.site_agent.agent import Agent
-from fedpdmc.federation.site_agent.audit_log import AuditLog
+from fedpdmc.federation.site_agent.audit_log import AuditLog, refuse_links, site_seed, sum_secret
 from fedpdmc.federation.site_agent.computation import MOST_SECONDS, Computation
 from fedpdmc.federation.site_agent.derivative_disclosure import disclosure_control
 from fedpdmc.federation.site_agent.information import NO_LIMITS, Information, bit_limits
 from fedpdmc.federation.site_agent.model_trial import RangeShares, try_model_file
-from fedpdmc.federation.site_agent.secrets import refuse_links, site_seed, sum_secret
 from fedpdmc.federation.site_agent.trust_region import TrustRegion
 from fedpdmc.members.site import Site
 from fedpdmc.privacy.budget import default_path
