@@ -281,9 +281,8 @@ def names(certificate: bytes) -> set[str]:
     except x509.ExtensionNotFound:
         return {certificate_name(certificate)}
     except ValueError as error:
-        raise InputError(
-            "keys", f"certificate.pem with unreadable extensions: {error}", "Ask for a new one."
-        ) from error
+        remedy = "Ask for a new one."
+        raise InputError("keys", f"certificate.pem with unreadable extensions: {error}", remedy) from error
     return {certificate_name(certificate), *hosts.get_values_for_type(x509.DNSName)}
 
 

@@ -16,7 +16,7 @@ from tests.federation.studies import ZIGZAG, Folder
 import fedpdmc
 from fedpdmc.errors import InputError, Refused
 from fedpdmc.federation import messages
-from fedpdmc.federation.site_agent import audit_log, versions
+from fedpdmc.federation.site_agent import audit_log
 from fedpdmc.federation.site_agent.agent import MOST_REFUSALS
 from fedpdmc.federation.site_agent.audit_log import AuditLog, Kind, read_log
 from fedpdmc.federation.site_agent.audit_replay import replay, show
@@ -225,14 +225,14 @@ def test_the_log_says_with_what_it_was_written_and_a_replay_with_something_else_
     assert lines[-1] == f"{len(lines) - 1} entries, seal {agent.log._seal.hex()}"
     found = replay(zigzag.study, "north", zigzag.data["north"], store=store)
     assert (found.same, found.different, found.software) == (2, [], [])
-    here = versions.present()
-    monkeypatch.setattr(versions, "present", lambda: here | {"jax": "99.0"})
+    here = audit_log.software_here()
+    monkeypatch.setattr(audit_log, "software_here", lambda: here | {"jax": "99.0"})
     found = replay(zigzag.study, "north", zigzag.data["north"], store=store)
     assert found.same == 2 and found.software == [f"jax {here['jax']} (here 99.0)"]
     # A site that goes on with other software writes that down, once.
     for _ in range(2):
         zigzag.agent("north", store).log.close()
-    notes = [entry.note["jax"] for entry in read_log(store) if versions.written(entry)]
+    notes = [entry.note["jax"] for entry in read_log(store) if audit_log.software_of(entry)]
     assert notes == [here["jax"], "99.0"]
     agent.log = AuditLog(store)
 

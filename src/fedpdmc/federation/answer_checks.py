@@ -99,9 +99,8 @@ def read_arrival(name: str, message: messages.Arrivals, plan: Plan, flips: bool 
     times, coordinates, velocities = message.arrivals()
     has_velocities = bool(len(velocities))
     if flips is not None and len(came) and flips == has_velocities:
-        raise BadAnswer(
-            name, f"{'velocities' if flips else 'coordinates'}, but the dynamics have the other kind of mark"
-        )
+        words = f"{'velocities' if flips else 'coordinates'}, but the dynamics have the other kind of mark"
+        raise BadAnswer(name, words)
     if (times > horizon[came] * (1 + ROUNDING)).any():
         raise BadAnswer(name, "an arrival after the end of the plan")
     if has_velocities:

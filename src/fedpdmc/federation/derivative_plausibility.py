@@ -92,13 +92,11 @@ class Plausible:
         most = SLACK * (NOISE if noisy else 1.0) * self._most * sites
         slope, curvature = self._of_one_record(x, spread)
         if not (np.abs(gradient) <= most * slope + 1e-6).all():
-            raise BadAnswer(
-                name, f"a gradient that {study.most_records:,} records within the declared bounds cannot have"
-            )
+            words = f"a gradient that {study.most_records:,} records within the declared bounds cannot have"
+            raise BadAnswer(name, words)
         if not (np.abs(hessian) <= most * curvature + 1e-6).all():
-            raise BadAnswer(
-                name, f"a Hessian that {study.most_records:,} records within the declared bounds cannot have"
-            )
+            words = f"a Hessian that {study.most_records:,} records within the declared bounds cannot have"
+            raise BadAnswer(name, words)
         if noisy:
             return
         before = self._told.setdefault(name, [])

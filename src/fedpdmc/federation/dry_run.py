@@ -30,24 +30,13 @@ MOST_COUNT = 50.0
 
 
 class DryRun(NamedTuple):
-    """The result of a dry run.
+    """The result of a dry run."""
 
-    Attributes
-    ----------
-    posterior : Posterior
-        Of the synthetic records; it has no meaning.
-    bytes_per_round : int
-        Sent to and received from a site.
-    observed_time : float
-        Upper estimate of the process time, summed over chains, that the whole run will observe of a site.
-    rounds : int
-        Estimated requests of the whole run.
-    """
-
-    posterior: Posterior
-    bytes_per_round: int
+    posterior: Posterior  # of the synthetic records; it has no meaning
+    bytes_per_round: int  # sent to and received from a site
+    # Upper estimate of the process time, summed over chains, that the whole run will observe of a site.
     observed_time: float
-    rounds: int
+    rounds: int  # estimated requests of the whole run
 
 
 def synthetic(study: Study, records: int, seed: int) -> pl.DataFrame:

@@ -48,15 +48,10 @@ class GridTransport(Transport):
     """
 
     def __init__(self, grid: Grid, study: Study, run: bytes, credentials: Credentials):
-        self.grid, self.study, self._own = grid, study, credentials
+        self.grid, self.study, self.names, self._own = grid, study, study.sites, credentials
         self._welcome = wire.encode(wire.Welcome(run, study.digest))
         self._nodes: dict[str, int] = {}
         self._group = 0
-
-    @property
-    def names(self):
-        """The sites' names."""
-        return self.study.sites
 
     @property
     def credentials(self) -> Credentials | None:

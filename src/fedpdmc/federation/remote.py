@@ -46,64 +46,38 @@ AGREEMENT = 2
 class RemoteFederation(Federation):
     """Sites that answer messages, wherever they are.
 
-    Parameters
-    ----------
-    run : bytes
-        The run's id, 16 bytes.
-
-    Attributes
-    ----------
-    sequence : (sites,)
-        Number of the last request that each site has answered; a resumed run continues from there.
-    columns : list
-        The coordinates that each site is sent, None for all; set before the first plan.
-    coordinates : list
-        The parameters that each site's records depend on, None for all; set before the first derivatives.
-    plausible : Plausible or None
-        Checks derivatives against the contract; None: no check.
-    flips : bool or None
-        Whether marks are coordinates, not velocities; None: either is accepted.
-    private : bool or None
-        Whether sites must have privacy budgets; None: not checked.
-    journal : OpeningJournal
-        The rounds of the opening, which are not asked twice.
-    version : int
-        The wire version of the run's requests.
-    joint : JointRandomness or None
-        Where sites make the plans; set before the opening.
-    contract : bytes
-        The contract's SHA-256, which sites sign with their keys of secure sums.
+    ``run`` is the run's id, and ``contract`` the contract's SHA-256, which sites sign with their keys of secure sums.
     """
 
     def __init__(self, transport: Transport, run: bytes, contract: bytes = b""):
-        self.transport, self.run, self.version, self.contract = transport, run, VERSION, contract
-        self.journal = OpeningJournal()
-        self.sequence, self.bytes = np.zeros((2, len(transport.names)), dtype=np.int64)
-        self.names = transport.names
-        self.columns = [None] * len(transport.names)
-        self.coordinates: list[np.ndarray | None] = [None] * len(transport.names)
-        self._point: tuple[np.ndarray, ...] | None = None
-        self._derived: list[tuple[float, np.ndarray, np.ndarray]] = []
-        # What sites with a budget report about the noise of these, and about their accounts.
-        self.noise: list[np.ndarray] = []
-        self._agreed = False
-        self._noisy_sums: dict[bytes, Noisy] = {}
-        # The account of each private site, from its last answer.
-        self.account: dict[str, AccountStatus] = {}
-        self.passes = np.zeros(len(transport.names), dtype=np.int64)
+        self.transport, self.run, self.contract, self.names = transport, run, contract, transport.names
+        sites = len(self.names)
+        self.version = VERSION  # of the run's requests
+        self.journal = OpeningJournal()  # the rounds of the opening, which are not asked twice
+        self.plausible: Plausible | None = None  # checks derivatives against the contract; None: no check
+        # Set before the first plan: the coordinates that each site is sent, None for all; whether marks are coordinates, not
+        # velocities; whether sites must have privacy budgets; whether they have the key of the turns.
+        self.columns = [None] * sites
         self.flips: bool | None = None
-        # Whether the sites have the key of the turns.
-        self.turning = False
         self.private: bool | None = None
-        self._early = ImmediateArrivals(transport.names)
-        self.plausible: Plausible | None = None
-        self._heights = [Heights() for _ in transport.names]
-        self.joint: JointRandomness | None = None
+        self.turning = False
+        # Set before the first derivatives: the parameters that each site's records depend on, None for all.
+        self.coordinates: list[np.ndarray | None] = [None] * sites
+        self.joint: JointRandomness | None = None  # where sites make the plans; set before the opening
+        self._derived: list[tuple[float, np.ndarray, np.ndarray]] = []
+        # What sites with a budget report about the noise of these, and the account of each from its last answer.
+        self.noise: list[np.ndarray] = []
+        self.account: dict[str, AccountStatus] = {}
+        self._early = ImmediateArrivals(self.names)
+        self.rewind()
 
     def rewind(self) -> None:
         """Begin the opening again: rounds that were answered are taken from the journal."""
-        self._point, self._agreed, self._noisy_sums = None, False, {}
+        self._point: tuple[np.ndarray, ...] | None = None
+        self._agreed = False
+        self._noisy_sums: dict[bytes, Noisy] = {}
         self._heights = [Heights() for _ in self.names]
+        # The number of the last request that each site has answered; a resumed run continues from there.
         self.sequence, self.bytes, self.passes = np.zeros((3, len(self.names)), dtype=np.int64)
         self.journal.rewind()
 
@@ -231,14 +205,13 @@ class RemoteFederation(Federation):
             requests.append(Request.of(message, self.version))
         said = None if self.joint is None else partial(announced, self.run, self.contract)
         found = self._ask_opening(requests, messages.Opened, said)
+        self.account = {}
         for name, message in zip(self.names, found, strict=True):
             if self.private is not None and self.private != (message.remaining >= 0):
                 raise BadAnswer(name, f"{'no' if self.private else 'a'} privacy budget, contrary to the contract")
-        told = {name: message for name, message in zip(self.names, found, strict=True) if message.remaining >= 0}
-        self.account = {
-            name: read_account(name, reference.dim, message.remaining, message.account.tolist())
-            for name, message in told.items()
-        }
+            if message.remaining >= 0:
+                account = message.remaining, message.account.tolist()
+                self.account[name] = read_account(name, reference.dim, *account)
         if self.joint is not None:
             openings = tuple(messages.encode(message) for message in found)
             self.joint.begin(found, self._ask(self._all(messages.Reveal, openings), messages.Revealed))

@@ -397,9 +397,8 @@ def _sample(
     if saved is not None:
         check_state(study, saved)
         if saved.facts["keep"] != keep:
-            raise InputError(
-                "keep", repr(keep), f"The run in this store was started with keep={saved.facts['keep']!r}."
-            )
+            remedy = f"The run in this store was started with keep={saved.facts['keep']!r}."
+            raise InputError("keep", repr(keep), remedy)
     method = _method(connection, saved, keep)
     if federation.plausible is not None:
         connection.weights = federation.plausible.weigh_sites() if saved is None else saved.facts.get("weights", {})

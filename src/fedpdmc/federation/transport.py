@@ -54,10 +54,8 @@ class Transport(abc.ABC):
     long a site takes depends on its answer, so doing something else instead would bias the run.
     """
 
-    @property
-    @abc.abstractmethod
-    def names(self) -> tuple[str, ...]:
-        """The sites' names, in the order of messages and answers."""
+    # The sites' names, in the order of messages and answers.
+    names: tuple[str, ...]
 
     @abc.abstractmethod
     def ask(self, requests: Sequence[Request | None]) -> list[bytes | None]:
@@ -96,12 +94,7 @@ class DirectTransport(Transport):
 
     def __init__(self, agents: Sequence, temporary: bool = False):
         self.agents, self._temporary = list(agents), temporary
-        self._names = tuple(agent.site.name for agent in self.agents)
-
-    @property
-    def names(self):
-        """The sites' names."""
-        return self._names
+        self.names = tuple(agent.site.name for agent in self.agents)
 
     def ask(self, requests):
         """One round, site by site."""
@@ -115,10 +108,6 @@ class DirectTransport(Transport):
             if self._temporary:
                 shutil.rmtree(agent.log.folder)
         self.agents = []
-
-
-def _nothing() -> None:
-    pass
 
 
 class RoundAnswers:
@@ -158,7 +147,7 @@ class Mailbox:
         self._lock = threading.Lock()
         self._pending: PendingRequest | None = None
         self._inbox: queue.SimpleQueue | None = None
-        self._cancel: Callable[[], object] = _nothing
+        self._cancel: Callable[[], object] = lambda: None
         self.since, self.round_trip, self._put, self.joined = time.monotonic(), 0.0, 0.0, False
 
     @property
@@ -202,7 +191,7 @@ class Mailbox:
             inbox.put(None)
             current = inbox is self._inbox
             if current:
-                self._inbox, self._cancel, self.since = None, _nothing, time.monotonic()
+                self._inbox, self._cancel, self.since = None, lambda: None, time.monotonic()
             return current
 
     def close(self) -> None:

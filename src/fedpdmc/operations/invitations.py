@@ -174,9 +174,8 @@ class Reception:
         self.host, self.port = split_address(listen or coordinator, "listen" if listen else "coordinator")
         split_address(coordinator, "coordinator")
         if self.folder.exists() and not (self.folder / "authority" / "key.pem").exists():
-            raise InputError(
-                "keys", f"{self.folder} without an authority", "Give the folder of the study's authority, or a new one."
-            )
+            remedy = "Give the folder of the study's authority, or a new one."
+            raise InputError("keys", f"{self.folder} without an authority", remedy)
         self.made_authority = not self.folder.exists()
         make_keys(self.folder, [])
         with tempfile.TemporaryDirectory() as place:
@@ -188,9 +187,8 @@ class Reception:
         self._seats = threading.BoundedSemaphore(MOST_CALLERS)
         for site in again:
             if site not in self.study.sites:
-                raise InputError(
-                    "again", repr(site), f"Give one of the contract's sites: {', '.join(self.study.sites)}."
-                )
+                remedy = f"Give one of the contract's sites: {', '.join(self.study.sites)}."
+                raise InputError("again", repr(site), remedy)
             (self.folder / "sites" / site / "certificate.pem").unlink(missing_ok=True)
         self._state = self._read_state(again)
         self.tokens = {

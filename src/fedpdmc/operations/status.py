@@ -183,24 +183,12 @@ USUAL_PATIENCE = 300.0
 
 
 class Watching(NamedTuple):
-    """How to monitor a run.
+    """How to monitor a run."""
 
-    Attributes
-    ----------
-    status : str or None
-        ``host:port`` of the status page; None: no page.
-    on_stall : str or None
-        A command to run when a stall begins and when it ends.
-    stall_after : float
-        Seconds of silence of a party that is waited for.
-    stall_webhook : str or None
-        An address to post to when a stall begins and when it ends.
-    """
-
-    status: str | None = None
-    on_stall: str | None = None
-    stall_after: float = USUAL_PATIENCE
-    stall_webhook: str | None = None
+    status: str | None = None  # ``host:port`` of the status page; None: no page
+    on_stall: str | None = None  # A command to run when a stall begins and when it ends
+    stall_after: float = USUAL_PATIENCE  # seconds of silence of a party that is waited for
+    stall_webhook: str | None = None  # an address to post to when a stall begins and when it ends
 
 
 class StatusWatch:
@@ -302,9 +290,8 @@ def webhook_host(url: str) -> str:
     except ValueError:
         good, host = False, ""
     if not good or not url.isascii() or not url.isprintable() or " " in url or "@" in url.split("/")[2]:
-        raise InputError(
-            "stall-webhook", "an address that cannot be used", "Give https://host/path, or http:// on your own network."
-        )
+        remedy = "Give https://host/path, or http:// on your own network."
+        raise InputError("stall-webhook", "an address that cannot be used", remedy)
     return host
 
 

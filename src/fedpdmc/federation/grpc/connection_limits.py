@@ -34,18 +34,12 @@ MOST_ADDRESSES = 4096
 
 
 class ConnectionLimits(NamedTuple):
-    """ConnectionLimits for connections that are not admitted.
+    """ConnectionLimits for connections that are not admitted."""
 
-    Attributes
-    ----------
-    burst, rate : float
-        Handshakes of one address: this many at once, then this many per second.
-    each, all : int
-        Connections at a time, from one address and in total. Beyond that the oldest are shut down.
-    """
-
+    # Handshakes of one address: this many at once, then this many per second.
     burst: float
     rate: float
+    # Connections at a time, from one address and in total. Beyond that the oldest are shut down.
     each: int
     all: int
 

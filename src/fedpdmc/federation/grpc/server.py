@@ -84,7 +84,8 @@ class StreamTransport(Transport):
 
     def __init__(self, study: Study, run: bytes, listen: str, credentials: Credentials | None):
         host, _ = split_address(listen, "listen")
-        self.study, self.run, self._admission, self._closed = study, run, Admission(study, credentials), False
+        self.study, self.run, self.names = study, run, study.sites
+        self._admission, self._closed = Admission(study, credentials), False
         self._mailboxes = {name: Mailbox(name) for name in study.sites}
         sites = len(study.sites)
         self._pending, self._refusals = PendingStreams(STRANGERS), TokenBucket(REFUSALS, REFUSALS_A_SECOND)
@@ -105,18 +106,12 @@ class StreamTransport(Transport):
                 secrets = grpc.dynamic_ssl_server_credentials(_configuration(credentials), self._renewed, True)
                 port = self._server.add_secure_port(listen, secrets)
         except RuntimeError as error:
-            raise InputError(
-                "listen", f"{listen}, which cannot be bound", "Give a free address of this host."
-            ) from error
+            remedy = "Give a free address of this host."
+            raise InputError("listen", f"{listen}, which cannot be bound", remedy) from error
         self.address = f"{host}:{port}"
         self._limiter = ConnectionLimiter(port, ConnectionLimits.of(sites), self._log)
         self._server.start()
         logger.info("listening on %s for %s", self.address, ", ".join(study.sites))
-
-    @property
-    def names(self):
-        """The sites' names."""
-        return self.study.sites
 
     @property
     def credentials(self) -> Credentials | None:

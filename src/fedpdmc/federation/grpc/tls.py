@@ -128,21 +128,11 @@ class Admission:
 
 
 class DialSettings(NamedTuple):
-    """When a site answers, and whom it accepts as the coordinator.
+    """When a site answers, and whom it accepts as the coordinator."""
 
-    Attributes
-    ----------
-    hours : (int, int) or None
-        The hours of the day between which it answers; None: always.
-    server_name : str
-        The name that the coordinator's certificate must have.
-    pinned : str or None
-        The fingerprint of the only certificate accepted as the coordinator's.
-    """
-
-    hours: tuple[int, int] | None = None
-    server_name: str = keys.COORDINATOR
-    pinned: str | None = None
+    hours: tuple[int, int] | None = None  # the hours of the day between which it answers; None: always
+    server_name: str = keys.COORDINATOR  # the name that the coordinator's certificate must have
+    pinned: str | None = None  # the fingerprint of the only certificate accepted as the coordinator's
 
     def check(self, credentials: Credentials | None, hello: bytes, welcome: bytes) -> StreamCertificates:
         """The coordinator's certificate, if the welcome proves it and this site has not revoked it.

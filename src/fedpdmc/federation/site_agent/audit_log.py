@@ -464,9 +464,8 @@ def read_logged(data: bytes, by: dict[str, str] | None) -> messages.Message:
         return messages.decode(data)
     except WireError as error:
         version = (by or {}).get("fedpdmc", UNKNOWN)
-        raise InputError(
-            "store", f"a log of fedpdmc {version}: {error.found}", "Continue with that version."
-        ) from error
+        remedy = "Continue with that version."
+        raise InputError("store", f"a log of fedpdmc {version}: {error.found}", remedy) from error
 
 
 # A site's secrets: its seed, and its key for secure sums.

@@ -38,24 +38,13 @@ from fedpdmc.study import Study
 
 
 class Replay(NamedTuple):
-    """The result of a replay.
+    """The result of a replay."""
 
-    Attributes
-    ----------
-    same : int
-        Answers that are the same.
-    different : list of int
-        Sequence numbers of answers that differ, or that do not belong to their request.
-    unchecked : dict
-        How many answers could not be recomputed, by reason.
-    software : list of str
-        Differences between the software or machine that wrote the log and the current one: answers may then differ in
-        the last bits.
-    """
-
-    same: int
-    different: list[int]
-    unchecked: dict[str, int]
+    same: int  # answers that are the same
+    different: list[int]  # sequence numbers of answers that differ, or that do not belong to their request
+    unchecked: dict[str, int]  # how many answers could not be recomputed, by reason
+    # Differences between the software or machine that wrote the log and the current one: answers may then differ in
+    # the last bits.
     software: list[str]
 
 
@@ -166,9 +155,8 @@ def _read(data: bytes, found: Replay) -> messages.Message:
         return messages.decode(data)
     except WireError as error:
         by = ", ".join(found.software) or "this software"
-        raise InputError(
-            "store", f"a log of {by}: {error.found}", "Replay it with the version that wrote it."
-        ) from error
+        remedy = "Replay it with the version that wrote it."
+        raise InputError("store", f"a log of {by}: {error.found}", remedy) from error
 
 
 def _unrepeatable(request: bytes, given: Any, secret: bool) -> str | None:
@@ -275,9 +263,8 @@ def own_effects(
         A contract without effects, a store without its seed or without answered plans.
     """
     if study.effects is None:
-        raise InputError(
-            "study", "a contract without effects of groups", "Give a contract whose formula has effects of groups."
-        )
+        remedy = "Give a contract whose formula has effects of groups."
+        raise InputError("study", "a contract without effects of groups", remedy)
     ended = False
     with tempfile.TemporaryDirectory(prefix="fedpdmc-effects-") as folder:
         agent, secret = agent_before_run(study, name, source, Path(store), query, None, Path(folder))

@@ -54,21 +54,11 @@ NO_NOISE = np.zeros(2)
 
 
 class ReleasePlace(NamedTuple):
-    """Where derivatives are released.
+    """Where derivatives are released."""
 
-    Attributes
-    ----------
-    x : array
-        The point.
-    spread : array or None
-        The root of the covariance over which they are averaged, if they are.
-    bend : Bend or None
-        If log spreads are bent: point and spread are in coordinates before the bend.
-    """
-
-    x: np.ndarray
-    spread: np.ndarray | None = None
-    bend: Bend | None = None
+    x: np.ndarray  # the point
+    spread: np.ndarray | None = None  # the root of the covariance over which they are averaged, if they are
+    bend: Bend | None = None  # if log spreads are bent: point and spread are in coordinates before the bend
 
     @property
     def bend_bytes(self) -> bytes:
@@ -236,11 +226,9 @@ class LinearDisclosure(DisclosureControl):
         # Derivatives reveal the second moments of the records only, and one point reveals all of them.
         self.constant = isinstance(potential, (Quadratic, LinearUnknownScale))
         if not self.constant and (not isinstance(potential, LinearPredictor) or potential.diagonal):
-            raise InputError(
-                "policy",
-                f"a model ({type(potential).__name__}) whose contributions of single records are not known",
-                "Set derivatives = 'none' in contract and policy, or use a privacy budget.",
-            )
+            found = f"a model ({type(potential).__name__}) whose contributions of single records are not known"
+            remedy = "Set derivatives = 'none' in contract and policy, or use a privacy budget."
+            raise InputError("policy", found, remedy)
         self._response, design = study.design.response(records), study.design.matrix(records)
         own = study.coordinates(site)
         self._design = design if own is None else design[:, [k for k in own if k < design.shape[1]]]

@@ -67,29 +67,14 @@ def refusing_privacy_errors() -> Iterator[None]:
 
 @dataclass
 class Progress:
-    """The progress of a run at a site.
+    """The progress of a run at a site."""
 
-    Attributes
-    ----------
-    summed : bool
-        Whether derivatives are released as sums only.
-    unit_speed : bool
-        Whether velocities are 1 or −1.
-    agreed : bool
-        Whether the sites have agreed on the masks of the sums.
-    points : int
-        Points at which derivatives were released or declined.
-    shape : (int, int, int) or None
-        Chains, segments and coordinates of plans; None before the opening.
-    next : (chains,)
-        The smallest unused plan number of each chain.
-    """
-
-    summed: bool
-    unit_speed: bool
-    agreed: bool = False
-    points: int = 0
-    shape: tuple[int, int, int] | None = None
+    summed: bool  # whether derivatives are released as sums only
+    unit_speed: bool  # whether velocities are 1 or −1
+    agreed: bool = False  # whether the sites have agreed on the masks of the sums
+    points: int = 0  # points at which derivatives were released or declined
+    shape: tuple[int, int, int] | None = None  # chains, segments and coordinates of plans; None before the opening
+    # The smallest unused plan number of each chain.
     next: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     observed_time: float = 0.0
 

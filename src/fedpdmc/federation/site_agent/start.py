@@ -76,11 +76,8 @@ def open_agent(
     if policy is not None and study.epsilon is None:
         logger.warning("no privacy budget: the operator of the coordinator can reconstruct the records")
     if study.epsilon is not None and seed is not None and not seeded_for_tests:
-        raise InputError(
-            "seed",
-            "one for a site with a privacy budget",
-            "Omit it: the operating system provides randomness. For tests only: seeded_for_tests (not private).",
-        )
+        remedy = "Omit it: the operating system provides randomness. For tests only: seeded_for_tests (not private)."
+        raise InputError("seed", "one for a site with a privacy budget", remedy)
     terms = {"dataset": dataset, "seeded_for_tests": seeded_for_tests}
     terms |= {} if policy is None else policy.budget_terms(study)
     budget = study.budget(ledger, name, **terms)

@@ -68,9 +68,8 @@ class TrustRegion:
         """Raise `RequestRefused` for a Gaussian wider than the site's records allow, given their mean Hessian over it."""
         widest = _widest(spread, hessian, bend)
         if not widest <= (WIDEST_SPREAD if self._convex else WIDEST_NOT_CONVEX):
-            raise RequestRefused(
-                "TOO_WIDE", f"a spread {np.sqrt(max(widest, 0)):.3g} times as wide as this site's records allow"
-            )
+            words = f"a spread {np.sqrt(max(widest, 0)):.3g} times as wide as this site's records allow"
+            raise RequestRefused("TOO_WIDE", words)
 
     def check_opening(self, message: messages.Open, place: ReleasePlace | None, told: Release | None) -> None:
         """Raise `RequestRefused` unless the reference belongs to the last release, at this place."""
@@ -100,9 +99,8 @@ class TrustRegion:
         most = WIDEST if self._convex else WIDEST_NOT_CONVEX
         step = np.linalg.solve(scale, message.center - point)
         if not widest <= most or not float(np.sqrt(step @ step)) <= LAST_STEP:
-            raise RequestRefused(
-                "TOO_WIDE", f"a reference {np.sqrt(max(widest, 0)):.3g} times as wide as this site's records allow"
-            )
+            words = f"a reference {np.sqrt(max(widest, 0)):.3g} times as wide as this site's records allow"
+            raise RequestRefused("TOO_WIDE", words)
 
     def opened(self, message: messages.Open, bend: Bend | None) -> None:
         """Store the reference of the run."""
@@ -118,9 +116,8 @@ class TrustRegion:
             if self._study.dynamics().flow.rotating:
                 square = square + np.max(np.sum(message.velocity**2, -1), -1, initial=0.0)
             if not np.all(square <= (REACH + REACH_PER_ROOT * np.sqrt(dim)) ** 2):
-                raise RequestRefused(
-                    "TOO_FAR", f"a plan {np.sqrt(square.max()):.3g} standard deviations from the reference"
-                )
+                words = f"a plan {np.sqrt(square.max()):.3g} standard deviations from the reference"
+                raise RequestRefused("TOO_FAR", words)
         place = self._study.prior_place
         if place is None:
             return
