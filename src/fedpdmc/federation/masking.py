@@ -217,6 +217,11 @@ class SecureSumParty:
                 raise _not_proved("this site's own key was replaced")
         self._shared(message.run, offers)
 
+    def agree(self, message: messages.Agree, asked: bytes) -> messages.Opened:
+        """The answer to keys that are proved."""
+        self.check(message)
+        return messages.Opened(message.run, message.sequence, asked)
+
     def record(self, message: messages.Agree) -> None:
         """Store the keys of an agreement that was checked before."""
         self._keys = self._shared(message.run, _offers(message))

@@ -69,17 +69,20 @@ class RemoteFederation(Federation):
         self.noise: list[np.ndarray] = []
         self.account: dict[str, AccountStatus] = {}
         self._early = ImmediateArrivals(self.names)
-        self.rewind()
+        self._reset()
 
     def rewind(self) -> None:
         """Begin the opening again: rounds that were answered are taken from the journal."""
+        self._reset()
+        self.journal.rewind()
+
+    def _reset(self) -> None:
         self._point: tuple[np.ndarray, ...] | None = None
         self._agreed = False
         self._noisy_sums: dict[bytes, Noisy] = {}
         self._heights = [Heights() for _ in self.names]
         # The number of the last request that each site has answered; a resumed run continues from there.
         self.sequence, self.bytes, self.passes = np.zeros((3, len(self.names)), dtype=np.int64)
-        self.journal.rewind()
 
     @property
     def accounts(self) -> list[AccountStatus]:

@@ -89,7 +89,7 @@ class StreamTransport(Transport):
         self._mailboxes = {name: Mailbox(name) for name in study.sites}
         sites = len(study.sites)
         self._pending, self._refusals = PendingStreams(STRANGERS), TokenBucket(REFUSALS, REFUSALS_A_SECOND)
-        self._log, self._limiter = RateLimitedLog(), None
+        self._log = RateLimitedLog()
         # Per site one admitted stream and one that is not admitted yet, and some for strangers. Further streams queue.
         threads = futures.ThreadPoolExecutor(2 * sites + 2 * STRANGERS, "fedpdmc-stream")
         options = [*SERVER, ("grpc.max_allowed_incoming_connections", most_connections(sites))]
@@ -165,8 +165,7 @@ class StreamTransport(Transport):
     def close(self):
         """Stop listening and end all streams."""
         self._closed = True
-        if self._limiter is not None:
-            self._limiter.close()
+        self._limiter.close()
         for mailbox in self._mailboxes.values():
             mailbox.close()
         self._server.stop(1.0).wait()
@@ -180,7 +179,7 @@ class StreamTransport(Transport):
         mailbox, certificates = self._mailboxes[hello.site], self._admission.certificates(caller)
         inbox = mailbox.attach(context.cancel)
         lost = functools.partial(self._lost, mailbox, inbox, peer)
-        self._set_admitted(peer, True)
+        self._limiter.set_admitted(peer, True)
         if not context.add_callback(lost):
             lost()
             return
@@ -241,19 +240,15 @@ class StreamTransport(Transport):
                 timeout.cancel()
 
     def _lost(self, mailbox: Mailbox, inbox: queue.SimpleQueue, peer: str) -> None:
-        self._set_admitted(peer, False)
+        self._limiter.set_admitted(peer, False)
         if mailbox.detach(inbox) and not self._closed:
             logger.warning("site %s is lost; the run waits for it", mailbox.name)
-
-    def _set_admitted(self, peer: str, admitted: bool) -> None:
-        if self._limiter is not None:
-            self._limiter.set_admitted(peer, admitted)
 
     def _log_refusal(self, peer: str, code: str) -> None:
         """Log a refused stream. A caller that is refused too often is disconnected."""
         address = split_peer(peer)[0]
         self._log.warn(address, "a connection from %s was refused: %s", peer, code)
-        if not self._refusals.take(address) and self._limiter is not None:
+        if not self._refusals.take(address):
             self._limiter.disconnect(peer)
 
     def _end_if_invalid(
@@ -272,8 +267,7 @@ class StreamTransport(Transport):
 
         gRPC calls this for every connection that it has accepted, one after the other.
         """
-        if self._limiter is not None:
-            self._limiter.enforce()
+        self._limiter.enforce()
         if not self._admission.renew():
             return None
         time.sleep(RENEWAL_PAUSE)

@@ -48,18 +48,12 @@ class Replay(NamedTuple):
     software: list[str]
 
 
-class Excerpt(NamedTuple):
-    """A long refused request; the log has only its hash."""
-
-    digest: bytes
-
-
-Request = bytes | Excerpt
 NO_SECRET = "their randomness is not available: the seed in the store or, under a privacy budget, the ledger"
 KEYS = "they exchange the keys of secure sums, which do not depend on the records"
 # Hexadecimal digits shown of long values.
 SHOWN = 32
 POLICY = "they were refused under the site's policy, which is not part of the log"
+BY_POLICY = (*DECLINED, "NARROW_PART", "NOT_TOLD", "TOO_MANY_DERIVATIVES")
 EXCERPT = "they were refused, and the log has only the hash and the beginning of the long request"
 
 
@@ -90,17 +84,18 @@ def replay(
     found = Replay(0, [], {}, software_differences(read_log(store)))
     with tempfile.TemporaryDirectory(prefix="fedpdmc-replay-") as folder:
         agent, secret = agent_before_run(study, name, source, Path(store), query, ledger, Path(folder))
-        request: Request = b""
+        # A long refused request is not in the log, only its hash.
+        request, asked = None, b""
         try:
             for entry in read_log(store):
                 if entry.kind is Kind.NOTE and entry.note["event"] == "joined":
                     agent.join(messages.encode(messages.Welcome(bytes.fromhex(entry.note["run"]), study.digest)))
                 elif entry.kind is Kind.NOTE and entry.note["event"] == REFUSED_REQUEST:
-                    request = Excerpt(bytes.fromhex(entry.note["sha256"]))
+                    request, asked = None, bytes.fromhex(entry.note["sha256"])
                 elif entry.kind is Kind.REQUEST:
-                    request = entry.payload
+                    request, asked = entry.payload, messages.digest(entry.payload)
                 elif entry.kind in (Kind.ANSWER, Kind.REFUSAL):
-                    found = _compare(agent, request, entry, secret, found)
+                    found = _compare(agent, request, asked, entry, secret, found)
         finally:
             agent.log.close()
     return found
@@ -114,7 +109,9 @@ def agent_before_run(study, name, source, store: Path, query, ledger, folder: Pa
         path = Path(default_path() if ledger is None else ledger)
         secret = path.exists()
         options["ledger"] = folder / "ledger.db"
-        if secret and (run := _run_of(store)) is not None:
+        notes = (entry.note for entry in read_log(store) if entry.kind is Kind.NOTE)
+        run = next((note["run"] for note in notes if note["event"] == "joined"), None) if secret else None
+        if run is not None:
             options["dataset"] = rewound(path, options["ledger"], f"{run}/{name}", study.name)
         else:
             create_ledger(options["ledger"])
@@ -125,27 +122,20 @@ def agent_before_run(study, name, source, store: Path, query, ledger, folder: Pa
     return open_agent(study, name, source, **options), secret
 
 
-def _run_of(store: Path) -> str | None:
-    notes = (entry.note for entry in read_log(store) if entry.kind is Kind.NOTE)
-    return next((note["run"] for note in notes if note["event"] == "joined"), None)
-
-
-def _compare(agent: Agent, request: Request, entry: LogEntry, secret: bool, found: Replay) -> Replay:
+def _compare(agent: Agent, request: bytes | None, asked: bytes, entry: LogEntry, secret: bool, found: Replay) -> Replay:
     """Check one more answer: recompute it, or count it with the reason why it cannot be recomputed."""
     given: Any = _read(entry.payload, found)
-    whole = b"" if isinstance(request, Excerpt) else request
-    asked = request.digest if isinstance(request, Excerpt) else messages.digest(request)
-    if given.request != asked or isinstance(request, Excerpt) and entry.kind is Kind.ANSWER:
-        return found._replace(different=[*found.different, given.sequence])
-    why = EXCERPT if isinstance(request, Excerpt) else _unrepeatable(whole, given, secret)
-    if why is None:
+    different = found._replace(different=[*found.different, given.sequence])
+    if given.request != asked or request is None and entry.kind is Kind.ANSWER:
+        return different
+    if request is None:
+        why = EXCERPT
+    elif (why := _unrepeatable(request, given, secret)) is None:
         # The limit of refusals in a row is for live coordinators.
         agent.refusals = 0
-        if _alike(agent.answer(whole), given):
-            return found._replace(same=found.same + 1)
-        return found._replace(different=[*found.different, given.sequence])
-    if entry.kind is Kind.ANSWER:
-        agent.adopt(whole, entry.payload)
+        return found._replace(same=found.same + 1) if _alike(agent.answer(request), given) else different
+    elif entry.kind is Kind.ANSWER:
+        agent.adopt(request, entry.payload)
     return found._replace(unchecked=found.unchecked | {why: found.unchecked.get(why, 0) + 1})
 
 
@@ -161,12 +151,7 @@ def _read(data: bytes, found: Replay) -> messages.Message:
 
 def _unrepeatable(request: bytes, given: Any, secret: bool) -> str | None:
     """Why an answer cannot be recomputed; None if it can."""
-    if isinstance(given, messages.Refusal) and given.code in (
-        *DECLINED,
-        "NARROW_PART",
-        "NOT_TOLD",
-        "TOO_MANY_DERIVATIVES",
-    ):
+    if isinstance(given, messages.Refusal) and given.code in BY_POLICY:
         return POLICY
     try:
         asked = messages.decode(request)

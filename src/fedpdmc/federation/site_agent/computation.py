@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -104,6 +104,19 @@ DECISION = 1.0  # bits of whether a request is refused, if that depends on the r
 SAME_PLACE = 9  # decimal digits of a point, in standard deviations, that its dither depends on
 
 
+def _once(make: Callable) -> Callable:
+    """A method that makes something of a message, and remembers it until another one comes."""
+
+    @functools.wraps(make)
+    def remembered(self, message):
+        known = self._made.get(make.__name__)
+        if known is None or known[0] is not message:
+            known = self._made[make.__name__] = message, make(self, message)
+        return known[1]
+
+    return remembered
+
+
 class Computation:
     """Computes a site's answers. The state depends on the answered requests only, so that a log restores it.
 
@@ -145,11 +158,8 @@ class Computation:
         self._run_seed, self._control, self._region = run_seed, control, region
         self.information = Information(site.records) if information is None else information
         self._clock, self._keys = None, None
-        self._made_clock: tuple[messages.Open, Clock] | None = None
-        self._made_release: tuple[messages.Derive, Release] | None = None
-        # The public keys of the turns, and the last request in short form with the plans that it stands for.
+        self._made: dict[str, tuple[messages.Message, Any]] = {}
         self._turn_keys = None
-        self._made: tuple[messages.TurnPlans, messages.Plans] | None = None
         self.private: PrivateSite | None = None
         self.latents: LatentMemory | None = None
         self.reference: Reference | None = None
@@ -167,9 +177,9 @@ class Computation:
             messages.Open: self._open,
             messages.Plans: self._plans,
             messages.TurnPlans: self._plans,
-            messages.Offer: self._offer,
-            messages.Agree: self._agree,
         }
+        if party is not None:
+            self._handlers |= {messages.Offer: party.offer, messages.Agree: party.agree}
         if own is not None:
             self._handlers[messages.Reveal] = own.reveal
 
@@ -198,23 +208,24 @@ class Computation:
         """The request itself; for `TurnPlans` the plans that they stand for, with the coordinator's hash."""
         if not isinstance(message, messages.TurnPlans):
             return message
-        if self._made is None or self._made[0] is not message:
-            shape = self.progress.shape
-            if shape is None:
-                raise RequestRefused("NOT_OPEN")
-            if self._turn_keys is None and self.own is not None and self.study.dynamics().turns:
-                self._turn_keys = self.own.turn_keys(message)
-            if self._turn_keys is None:
-                raise RequestRefused("NOT_IN_CONTRACT")
-            chains, segments, dim = shape
-            if not len(message.chain) or message.chain[-1] >= chains or message.start.shape[1] != dim:
-                raise RequestRefused("WRONG_SHAPE")
-            made = whole(message, self._turn_keys, segments)
-            if fingerprint(made.duration, made.velocity) != message.derived:
-                words = "the velocities at turns are not those that the coordinator has"
-                raise RequestRefused("OTHER_VELOCITIES", words)
-            self._made = message, made
-        return self._made[1]
+        return self._plans_of(message)
+
+    @_once
+    def _plans_of(self, message: messages.TurnPlans) -> messages.Plans:
+        shape = self.progress.shape
+        if shape is None:
+            raise RequestRefused("NOT_OPEN")
+        if self._turn_keys is None and self.own is not None and self.study.dynamics().turns:
+            self._turn_keys = self.own.turn_keys(message)
+        if self._turn_keys is None:
+            raise RequestRefused("NOT_IN_CONTRACT")
+        chains, segments, dim = shape
+        if not len(message.chain) or message.chain[-1] >= chains or message.start.shape[1] != dim:
+            raise RequestRefused("WRONG_SHAPE")
+        made = whole(message, self._turn_keys, segments)
+        if fingerprint(made.duration, made.velocity) != message.derived:
+            raise RequestRefused("OTHER_VELOCITIES", "the velocities at turns are not those that the coordinator has")
+        return made
 
     def record(self, message: messages.Message, given: messages.Message) -> None:
         """Update the state after a request was answered. The same live and from the log."""
@@ -287,15 +298,6 @@ class Computation:
                 f"and {len(self._points)}: it is not the ledger that was charged, or an old copy. Restore that ledger."
             )
 
-    def _offer(self, message: messages.Offer, asked: bytes) -> messages.Offered:
-        assert self.party is not None
-        return self.party.offer(message, asked)
-
-    def _agree(self, message: messages.Agree, asked: bytes) -> messages.Opened:
-        assert self.party is not None
-        self.party.check(message)
-        return messages.Opened(message.run, message.sequence, asked)
-
     def _check_covariates(self, message: messages.Derive) -> None:
         """Disclosure control of a Hessian without noise under a budget, where it is evaluated."""
         if (budget := self.site.budget) is None or self._control is None:
@@ -332,10 +334,9 @@ class Computation:
             return messages.Derivatives(message.run, message.sequence, asked, 0.0, told.gradient, told.hessian)
         return self.party.masked(message, asked, told.gradient, told.hessian)
 
+    @_once
     def _release(self, message: messages.Derive) -> Release:
-        """The derivatives on the grid, made once. The same request has the same release."""
-        if self._made_release is not None and self._made_release[0] is message:
-            return self._made_release[1]
+        """The derivatives on the grid. The same request has the same release."""
         value, gradient, hessian = self.site.bent(self._bend(message)).derivatives(message.x, message.about)
         if not (np.isfinite(value) and np.isfinite(gradient).all() and np.isfinite(hessian).all()):
             raise RequestRefused("NOT_FINITE")
@@ -343,9 +344,7 @@ class Computation:
         if before is not None and before[0].bend_bytes != place.bend_bytes:
             before = None
         last, averaged = None if before is None else before[1], place.spread is not None
-        made = release(place.x, gradient, hessian, last, self._dither(place, hessian), averaged=averaged)
-        self._made_release = message, made
-        return made
+        return release(place.x, gradient, hessian, last, self._dither(place, hessian), averaged=averaged)
 
     @property
     def _rounding(self) -> Rounding | None:
@@ -365,7 +364,7 @@ class Computation:
         group = NoiseGroup(message.run.hex(), len(self.study.sites))
         with refusing_privacy_errors():
             terms = share_terms(self.site, message.x, len(self._points), group.parties)
-            seal = partial(party.seal, asked=asked, terms=terms)
+            seal = functools.partial(party.seal, asked=asked, terms=terms)
             words = np.frombuffer(shared_derivatives(self.site, message.x, group, terms, seal, self._rounding), "<u8")
             numbers = release_status(self.site).numbers()
         noise = np.asarray([terms.gradient, terms.hessian, *numbers])
@@ -389,11 +388,10 @@ class Computation:
             return None
         return Bend(self.study.effects.spreads(len(self.study.names)), jnp.array(message.bend))
 
+    @_once
     def _opened_clock(self, message: messages.Open) -> Clock:
-        """The clock of a run, made once, on request, so that one that cannot be made is refused."""
-        if self._made_clock is None or self._made_clock[0] is not message:
-            self._made_clock = message, open_site(self.site, self._opening(message))
-        return self._made_clock[1]
+        """The clock of a run, on request, so that one that cannot be made is refused."""
+        return open_site(self.site, self._opening(message))
 
     def _open(self, message: messages.Open, asked: bytes) -> messages.Opened:
         if self.site.budget is None:
@@ -490,10 +488,15 @@ class Computation:
         return messages.Arrivals.of_chains(message.run, message.sequence, asked, time, rang, mark, passes=passes)
 
     def _arrays(self, message: messages.Plans) -> tuple[np.ndarray, ...]:
-        """The arrays of a `Plan` of all chains."""
+        """The arrays of a `Plan` of all chains, in the shapes of the opening; empty for chains that are not asked about."""
         assert self.progress.shape is not None
         chains, segments, _ = self.progress.shape
-        return _all_chains(message, chains, segments)
+        _, longest, dim = message.velocity.shape
+        number, start = np.zeros(chains, dtype=np.int64), np.zeros((chains, dim))
+        duration, velocity = np.zeros((chains, segments)), np.zeros((chains, segments, dim))
+        number[message.chain], start[message.chain] = message.number, message.start
+        duration[message.chain, :longest], velocity[message.chain, :longest] = message.duration, message.velocity
+        return number, start, duration, velocity
 
     def _private_plans(
         self, private: PrivateSite, message: messages.Plans, plan: Arrays, asked: bytes
@@ -512,16 +515,6 @@ class Computation:
 def _coarse(hessian: np.ndarray, secret: bytes) -> np.ndarray:
     nothing = np.zeros(len(hessian))
     return release(nothing, nothing, hessian, None, secret + b"grid", FINE).hessian
-
-
-def _all_chains(message: messages.Plans, chains: int, segments: int) -> tuple[np.ndarray, ...]:
-    """The arrays of a `Plan` of all chains, in the shapes of the opening; empty for chains that are not asked about."""
-    _, longest, dim = message.velocity.shape
-    number, start = np.zeros(chains, dtype=np.int64), np.zeros((chains, dim))
-    duration, velocity = np.zeros((chains, segments)), np.zeros((chains, segments, dim))
-    number[message.chain], start[message.chain] = message.number, message.start
-    duration[message.chain, :longest], velocity[message.chain, :longest] = message.duration, message.velocity
-    return number, start, duration, velocity
 
 
 # A site's private latents between plans: their state when the last plan of each chain was cut, and draws of them.
