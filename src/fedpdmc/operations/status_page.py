@@ -344,11 +344,7 @@ PARTY = (
 SITE = (
     ("site_connected", "connected", "Whether a site has a stream open."),
     ("site_round_trip_seconds", "round_trip_seconds", "The last round trip of a site."),
-    (
-        "site_waited_seconds",
-        "waited_seconds",
-        "Age of the request that a site has not answered; 0: none.",
-    ),
+    ("site_waited_seconds", "waited_seconds", "Age of the request that a site has not answered; 0: none."),
     ("site_privacy_spent_ratio", "privacy_spent", "Spent share of a site's privacy account."),
 )
 

@@ -27,13 +27,7 @@ from fedpdmc.federation.masking import SecureSumParty
 from fedpdmc.federation.site_agent.derivative_disclosure import DisclosureControl, ReleasePlace
 from fedpdmc.federation.site_agent.information import ArrivalPredictor, Information
 from fedpdmc.federation.site_agent.model_trial import RangeShares
-from fedpdmc.federation.site_agent.request_checks import (
-    DECLINED,
-    ROUNDING,
-    Progress,
-    check,
-    refusing_privacy_errors,
-)
+from fedpdmc.federation.site_agent.request_checks import DECLINED, ROUNDING, Progress, check, refusing_privacy_errors
 from fedpdmc.federation.site_agent.trust_region import TrustRegion
 from fedpdmc.members.private_site import (
     NoiseGroup,
