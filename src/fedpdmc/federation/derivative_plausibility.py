@@ -91,12 +91,10 @@ class Plausible:
         study, noisy = self._study, self._study.noisy
         most = SLACK * (NOISE if noisy else 1.0) * self._most * sites
         slope, curvature = self._of_one_record(x, spread)
-        if not (np.abs(gradient) <= most * slope + 1e-6).all():
-            words = f"a gradient that {study.most_records:,} records within the declared bounds cannot have"
-            raise BadAnswer(name, words)
-        if not (np.abs(hessian) <= most * curvature + 1e-6).all():
-            words = f"a Hessian that {study.most_records:,} records within the declared bounds cannot have"
-            raise BadAnswer(name, words)
+        for what, value, bound in (("gradient", gradient, slope), ("Hessian", hessian, curvature)):
+            if not (np.abs(value) <= most * bound + 1e-6).all():
+                words = f"a {what} that {study.most_records:,} records within the declared bounds cannot have"
+                raise BadAnswer(name, words)
         if noisy:
             return
         before = self._told.setdefault(name, [])
@@ -119,30 +117,36 @@ class Plausible:
         if self._study.model is not None:
             return self._model.at(x, spread)
         study, largest, deviation = self._study, self._largest, self._deviation(spread)
+        outer = np.outer(largest, largest)
+        if (bounds := self._loss_bounds()) is not None:
+            return bounds[0] * largest, bounds[1] * outer
         tilt = np.zeros(len(x)) if spread is None else spread[-1]
         if study.unknown_scale and spread is not None:
             # As `LinearUnknownScale.averaged` has it: the mean of e^{−2s} tilts the coefficients.
             x = np.append((x - 2 * spread @ tilt)[:-1], x[-1])
         reach = float(largest @ np.abs(x[: len(largest)])) + self._offset
-        rest, outer = reach + self._outcome, np.outer(largest, largest)
+        rest = reach + self._outcome
         with np.errstate(over="ignore"):
-            if study.family == "logistic":
-                return largest, 0.25 * outer
             if study.family == "poisson":
                 rate = float(np.exp(reach + 0.5 * deviation**2))
                 return max(rate, self._outcome) * largest, rate * outer
-            if study.family == "student_t":
-                df, scale = study.options["df"], study.options["scale"]
-                return (df + 1) / (2 * math.sqrt(df) * scale) * largest, (df + 1) / (df * scale**2) * outer
             if not study.unknown_scale:
                 weight = study.options["scale"] ** -2.0
                 return weight * rest * largest, weight * outer
             weight, rest = float(np.exp(-2 * x[-1] + 2 * tilt @ tilt)), math.hypot(rest, deviation)
             cross = 2 * weight * rest * largest
+            corner = np.full((1, 1), 2 * weight * rest**2)
             slope = np.append(weight * rest * largest, 1 + weight * rest**2)
-            return slope, np.block(
-                [[weight * outer, cross[:, None]], [cross[None], np.full((1, 1), 2 * weight * rest**2)]]
-            )
+            return slope, np.block([[weight * outer, cross[:, None]], [cross[None], corner]])
+
+    def _loss_bounds(self) -> tuple[float, float] | None:
+        """Bounds of ``|ℓ'|`` and ``|ℓ''|`` everywhere, for families that have them."""
+        if self._study.family == "logistic":
+            return 1.0, 0.25
+        if self._study.family != "student_t":
+            return None
+        df, scale = self._study.options["df"], self._study.options["scale"]
+        return (df + 1) / (2 * math.sqrt(df) * scale), (df + 1) / (df * scale**2)
 
     def _with_effects(self) -> tuple[np.ndarray, np.ndarray]:
         """If effects are integrated out, a gradient is a mean of losses' slopes, ``H = E Σ ℓ'' ξξᵀ − Cov(Σ ℓ' ξ)``.
@@ -150,19 +154,12 @@ class Plausible:
         With ``|ℓ'| ≤ s`` and ``|ℓ''| ≤ c`` n records have entries of at most ``(n c + n² s²) sup|ξ_j ξ_k|``. Spreads, and
         families without such bounds, have the limit beyond which double precision cannot sample.
         """
-        study, dim, largest = self._study, len(self._study.names), self._largest
-        gradient = np.full(dim, LARGEST / self._most)
-        hessian = np.full((dim, dim), LARGEST / self._most)
-        if study.family == "logistic":
-            slope, curvature = 1.0, 0.25
-        elif study.family == "student_t":
-            df, scale = study.options["df"], study.options["scale"]
-            slope, curvature = (df + 1) / (2 * math.sqrt(df) * scale), (df + 1) / (df * scale**2)
-        else:
-            return gradient, hessian
-        own = slice(0, len(largest))
-        gradient[own] = slope * largest
-        hessian[own, own] = (curvature + self._most * slope**2) * np.outer(largest, largest)
+        dim, largest = len(self._study.names), self._largest
+        gradient, hessian = np.full(dim, LARGEST / self._most), np.full((dim, dim), LARGEST / self._most)
+        if (bounds := self._loss_bounds()) is not None:
+            own, (slope, curvature) = slice(0, len(largest)), bounds
+            gradient[own] = slope * largest
+            hessian[own, own] = (curvature + self._most * slope**2) * np.outer(largest, largest)
         return gradient, hessian
 
     @staticmethod

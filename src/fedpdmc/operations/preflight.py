@@ -168,7 +168,7 @@ class SiteCheck(Check):
             PreflightStep("certificate", self._certificate),
             PreflightStep("address", self._address),
             PreflightStep("TLS", self._tls, ("certificate", "address")),
-            PreflightStep("coordinator's certificate", self._coordinator_certificate, ("TLS",)),
+            PreflightStep("coordinator's certificate", lambda: validity(self.shown) if self.shown else PLAIN, ("TLS",)),
             PreflightStep("coordinator", self._coordinator, ("contract", "TLS")),
             PreflightStep("clock", self._clock, ("coordinator",)),
             PreflightStep("versions", self._versions, ("coordinator",)),
@@ -219,9 +219,6 @@ class SiteCheck(Check):
             return PLAIN
         self.shown, version = handshake(self.address, self.credentials, self.server_name)
         return f"{version}; both sides accept each other's certificate"
-
-    def _coordinator_certificate(self) -> str:
-        return validity(self.shown) if self.shown else PLAIN
 
     def _coordinator(self) -> str:
         from fedpdmc.federation.grpc.client import inquire

@@ -130,15 +130,19 @@ def _coordinator(facts: dict[str, Any]) -> str:
     spent = [site["privacy_spent"] for site in sites if site["privacy_spent"] is not None]
     if spent:
         tiles.append(("Privacy spent", _percent(max(spent)), "of the fullest account"))
-    plots = [
-        plot("Worst effective sample size", _series(points, "worst_ess", "ESS")),
-        plot("Worst R-hat", _series(points, "worst_rhat", "R-hat")),
-        plot("Process time", _series(points, "process_time", "process time")),
-        plot("Rounds", _series(points, "rounds", "rounds")),
-        plot("Round trips, in milliseconds", _trips(points, [site["name"] for site in sites])),
-    ]
-    table = f"<h2>Sites</h2>{_table(sites, bool(spent))}"
-    return f'{_tiles(tiles)}{table}<h2>Over time</h2><div class="grid plots">{"".join(plots)}</div>'
+    plots = {
+        "Worst effective sample size": _series(points, "worst_ess", "ESS"),
+        "Worst R-hat": _series(points, "worst_rhat", "R-hat"),
+        "Process time": _series(points, "process_time", "process time"),
+        "Rounds": _series(points, "rounds", "rounds"),
+        "Round trips, in milliseconds": _trips(points, [site["name"] for site in sites]),
+    }
+    return _body(tiles, plots, f"<h2>Sites</h2>{_table(sites, bool(spent))}")
+
+
+def _body(tiles: list[tuple[str, str, str]], plots: dict[str, list[TimeSeries]], table: str = "") -> str:
+    drawn = "".join(plot(title, series) for title, series in plots.items())
+    return f'{_tiles(tiles)}{table}<h2>Over time</h2><div class="grid plots">{drawn}</div>'
 
 
 def _table(sites: list[dict[str, Any]], private: bool) -> str:
@@ -178,19 +182,19 @@ def _site(facts: dict[str, Any]) -> str:
     if facts.get("bits") is not None:
         bits, most = facts["bits"]
         tiles.append(("Bits for each record", _number(bits, ".2g"), _of(most, ".2g")))
-    answer = [(x, None if y is None else 1e3 * y) for x, y in _series(points, "answer_seconds", "")[0].points]
-    plots = [
-        plot("Requests answered", _series(points, "answers", "answers")),
-        plot("Observed process time", _series(points, "process_time", "process time")),
-        plot("Time for one answer, in milliseconds", [TimeSeries("answer", answer)]),
-    ]
+    plots = {
+        "Requests answered": _series(points, "answers", "answers"),
+        "Observed process time": _series(points, "process_time", "process time"),
+        "Time for one answer, in milliseconds": _series(points, "answer_seconds", "answer", 1e3),
+    }
     if facts["privacy_spent"] is not None:
-        plots.append(plot("Privacy spent, share of the account", _series(points, "privacy_spent", "spent")))
-    return f'{_tiles(tiles)}<h2>Over time</h2><div class="grid plots">{"".join(plots)}</div>'
+        plots["Privacy spent, share of the account"] = _series(points, "privacy_spent", "spent")
+    return _body(tiles, plots)
 
 
-def _series(points: list[dict[str, Any]], key: str, name: str) -> list[TimeSeries]:
-    return [TimeSeries(name, [(point["seconds"], point.get(key)) for point in points])]
+def _series(points: list[dict[str, Any]], key: str, name: str, unit: float = 1) -> list[TimeSeries]:
+    values = ((point["seconds"], point.get(key)) for point in points)
+    return [TimeSeries(name, [(seconds, None if value is None else unit * value) for seconds, value in values])]
 
 
 def _trips(points: list[dict[str, Any]], names: list[str]) -> list[TimeSeries]:

@@ -215,7 +215,10 @@ class Agent:
         if message.run != self.run:
             raise RequestRefused("OTHER_RUN")
         if isinstance(message, messages.Farewell):
-            return self._end_run(message, asked)
+            # Not part of the sequence: the run may be resumed.
+            self.finished = True
+            self.log.note("farewell")
+            return messages.encode(messages.Opened(message.run, message.sequence, asked))
         if isinstance(message, messages.Attest):
             return self.sealing.seal(message, asked)
         if isinstance(message, messages.AskAccount):
@@ -278,8 +281,11 @@ class Agent:
         run = self.run or bytes(RUN_BYTES)
         refusal = messages.encode(messages.Refusal(run, sequence, asked, refused.code, refused.chain))
         try:
-            if self._in_progress != asked:
-                self._log_refused_request(data, asked, refused.code)
+            if self._in_progress != asked and len(data) <= MOST_LOGGED:
+                self.log.append(Kind.REQUEST, data)
+            elif self._in_progress != asked:
+                facts = {"code": refused.code, "kind": claimed_kind(data), "bytes": len(data), "sha256": asked.hex()}
+                self.log.note(REFUSED_REQUEST, **facts, begins=data[:BEGINNING].hex())
             self.log.append(Kind.REFUSAL, refusal)
             self.refusals += 1
         except OSError as error:
@@ -287,20 +293,6 @@ class Agent:
         self._in_progress = None
         self.computation.record_refusal(refused.code, _decoded(data))
         return refusal
-
-    def _log_refused_request(self, data: bytes, asked: bytes, code: str) -> None:
-        """Log a request that was refused without any work: all of it if it is short, else its hash and first bytes."""
-        if len(data) <= MOST_LOGGED:
-            self.log.append(Kind.REQUEST, data)
-            return
-        kind, begins = claimed_kind(data), data[:BEGINNING].hex()
-        self.log.note(REFUSED_REQUEST, code=code, kind=kind, bytes=len(data), sha256=asked.hex(), begins=begins)
-
-    def _end_run(self, message: messages.Farewell, asked: bytes) -> bytes:
-        """Confirm the end of the run. It is not part of the sequence: the run may be resumed."""
-        self.finished = True
-        self.log.note("farewell")
-        return messages.encode(messages.Opened(message.run, message.sequence, asked))
 
     @double_precision
     def adopt(self, request: bytes, answer: bytes) -> None:
