@@ -70,16 +70,7 @@ def replay(
 
     All entries are checked for their seals, and for the request's hash in every answer. Arrivals are recomputed if their
     randomness is available: the site's seed in the store or, under a privacy budget, the secret of its ledger; a copy
-    of the ledger is reset to its state before the run.
-
-    Parameters
-    ----------
-    source, query
-        The records, as `fedpdmc.study.read_records` takes them.
-    store : path
-        The site's store.
-    ledger : path, optional
-        The site's ledger, for a contract with a budget; the user's own by default.
+    of the ledger is reset to its state before the run. The parameters are those with which the site ran.
     """
     found = Replay(0, [], {}, software_differences(read_log(store)))
     with tempfile.TemporaryDirectory(prefix="fedpdmc-replay-") as folder:
@@ -179,16 +170,9 @@ def _alike(data: bytes, given: Any) -> bool:
 
 
 def compare(store: str | Path, seals: str | Path, authority: str | Path) -> list[str]:
-    """The differences between a site's log and the seals that its coordinator has stored, as sentences.
+    """The differences between a site's store and its coordinator's ``seals.jsonl``, as sentences.
 
-    Parameters
-    ----------
-    store : path
-        The site's store.
-    seals : path
-        The coordinator's ``seals.jsonl``.
-    authority : path
-        The certificate of the study's authority.
+    ``authority`` is the certificate of the study's authority.
     """
     try:
         root = Path(authority).read_bytes()
@@ -235,17 +219,8 @@ def own_effects(
 ) -> LatentPosterior:
     """The effects of a site's groups, drawn together with the shared parameters.
 
-    Parameters
-    ----------
-    source, query
-        The records, as `fedpdmc.study.read_records` takes them.
-    store : path
-        The site's store.
-
-    Raises
-    ------
-    InputError
-        A contract without effects, a store without its seed or without answered plans.
+    The parameters are those with which the site ran. Raises `InputError` for a contract without effects, and for a store
+    without its seed or without answered plans.
     """
     if study.effects is None:
         remedy = "Give a contract whose formula has effects of groups."
