@@ -77,12 +77,7 @@ class Revocations:
     A list need not exist. If one is deleted, its last content stays in force, and so does the authority's if it is replaced
     by an older or unreadable one.
 
-    Parameters
-    ----------
-    folder : path
-        The party's.
-    authority : bytes
-        The authority's certificate, whose key must have signed its list.
+    ``folder``: the party's. ``authority``: the authority's certificate, whose key must have signed its list.
     """
 
     folder: Path
@@ -467,12 +462,8 @@ def request_certificate(folder: str | Path, name: str) -> tuple[Path, str]:
 
     An existing key is kept, so that its certificate can be renewed.
 
-    Parameters
-    ----------
-    folder : path
-        The party's folder of keys: ``key.pem`` stays there, ``request.pem`` is sent to the authority.
-    name : str
-        The site's name in the contract, or ``coordinator``.
+    ``folder``: the party's folder of keys: ``key.pem`` stays there, ``request.pem`` is sent to the authority. ``name``:
+    the site's name in the contract, or ``coordinator``.
     """
     folder = Path(folder)
     if name != COORDINATOR:

@@ -131,10 +131,7 @@ def deferred(kept: str) -> Iterator[None]:
 
     Has no effect outside the main thread, or if the program handles SIGINT itself.
 
-    Parameters
-    ----------
-    kept : str
-        What is saved if the work is interrupted, and how to resume.
+    ``kept``: what is saved if the work is interrupted, and how to resume.
     """
     global _active
     if _active is not None or not _main_thread() or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:

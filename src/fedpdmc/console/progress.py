@@ -379,12 +379,7 @@ _showing: ContextVar[Display | None] = ContextVar("fedpdmc_showing", default=Non
 def showing(wanted: bool, status: Callable[[], str] | None = None, phase: str | None = None) -> Iterator[Display]:
     """One screen for all phases of a call; a nested call uses the outer one.
 
-    Parameters
-    ----------
-    status : callable, optional
-        A short text about the sites.
-    phase : str, optional
-        A phase with ticks that begins.
+    ``status``: a short text about the sites. ``phase``: a phase with ticks that begins.
     """
     outer = _showing.get()
     with contextlib.ExitStack() as stack:

@@ -125,13 +125,7 @@ IMMEDIATE, MOST_IMMEDIATE = 1e-12, 32
 
 
 class ImmediateArrivals:
-    """Counts the plans that each site has ended and, for each chain, consecutive immediate arrivals of one site.
-
-    Parameters
-    ----------
-    names : sequence of str
-        The sites.
-    """
+    """Counts the plans that each site has ended and, for each chain, consecutive immediate arrivals of one site."""
 
     def __init__(self, names: Sequence[str]):
         self.names, self.ended = tuple(names), np.zeros(len(names), dtype=np.int64)
@@ -141,10 +135,7 @@ class ImmediateArrivals:
     def add(self, arrivals: Sequence[Arrival | None], horizon: np.ndarray) -> None:
         """Add the arrivals of one round, with the length of each chain's plan.
 
-        Raises
-        ------
-        BadAnswer
-            A site had too many immediate arrivals in a row.
+        Raises `BadAnswer`: A site had too many immediate arrivals in a row.
         """
         if not len(self._row):
             self._row, self._last = np.zeros((2, len(horizon)), dtype=np.int64)

@@ -41,12 +41,7 @@ class Seal(NamedTuple):
 class Sealing:
     """A site's part: signs the hash of its log, and logs the coordinator's signatures.
 
-    Parameters
-    ----------
-    name : str
-        The site's.
-    credentials : Credentials or None
-        None on a plain connection: nothing is signed then.
+    ``name``: the site's. ``credentials``: none on a plain connection: nothing is signed then.
     """
 
     def __init__(self, log: AuditLog, study: Study, name: str, credentials: Credentials | None):
@@ -96,10 +91,7 @@ class Sealing:
 class Witness:
     """The coordinator's part: requests, checks, stores and signs the sites' seals.
 
-    Parameters
-    ----------
-    folder : path, optional
-        Where to store them, in ``seals.jsonl``.
+    ``folder``: where to store them, in ``seals.jsonl``.
     """
 
     def __init__(self, study: Study, run: bytes, credentials: Credentials, folder: Path | None = None):

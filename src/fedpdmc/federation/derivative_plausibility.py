@@ -304,13 +304,7 @@ def _grid(x: np.ndarray, hessian: np.ndarray, sites: int) -> float:
 
 
 class DerivativeBounds:
-    """Enclosures of gradient and Hessian of a record whose columns are anywhere within their declared bounds.
-
-    Parameters
-    ----------
-    study : Study
-        With a model of one record.
-    """
+    """Enclosures of gradient and Hessian of a record whose columns are anywhere within their declared bounds."""
 
     @double_precision
     def __init__(self, study: Study):

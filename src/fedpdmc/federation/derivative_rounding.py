@@ -85,14 +85,8 @@ def release(
 ) -> Release:  # fmt: skip
     """The derivatives on the grid, with the information in them beyond the release before.
 
-    Parameters
-    ----------
-    secret : bytes
-        Of the site, for this request: the dither follows from it.
-    digits : int, optional
-        Binary digits, if not the usual ones.
-    averaged : bool
-        Whether they are means over a Gaussian.
+    ``secret``: of the site, for this request: the dither follows from it. ``digits``: binary digits, if not the usual
+    ones. ``averaged``: whether they are means over a Gaussian.
     """
     chance = np.random.Generator(np.random.Philox(key=int.from_bytes(hashlib.sha256(secret).digest()[:16], "little")))
     exponents, dim, way = scale_exponents(hessian), len(x), 0.0 if before is None else x - before.x

@@ -102,13 +102,7 @@ def records_of(study: Study, site: str, records: int, folder: Path) -> pd.DataFr
 
 
 def try_study(study: Study, *, records: int = 100, seed: int = 1) -> DryRun:
-    """Run a contract in process on synthetic records, for a short time.
-
-    Parameters
-    ----------
-    records : int
-        Of each site.
-    """
+    """Run a contract in process on synthetic records, for a short time."""
     from fedpdmc.federation.session import connect
     from fedpdmc.results.verdict import ConvergenceWarning
     from fedpdmc.sampling.api import sample

@@ -39,13 +39,7 @@ client_app, server_app = ClientApp(), ServerApp()
 
 
 class GridTransport(Transport):
-    """Messages through a Flower grid.
-
-    Parameters
-    ----------
-    credentials : Credentials
-        Of the coordinator.
-    """
+    """Messages through a Flower grid."""
 
     def __init__(self, grid: Grid, study: Study, run: bytes, credentials: Credentials):
         self.grid, self.study, self.names, self._own = grid, study, study.sites, credentials

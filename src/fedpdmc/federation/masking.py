@@ -166,16 +166,8 @@ def _not_proved(words: str) -> RequestRefused:
 class SecureSumParty:
     """One site of a study that releases derivatives as sums only.
 
-    Parameters
-    ----------
-    name : str
-        The site's.
-    secret : bytes
-        Its secret X25519 key in this run.
-    credentials : Credentials, optional
-        Its keys of the study; None if a log is only read.
-    certificates : mapping, optional
-        Fingerprints of the only certificates that are accepted for the named sites.
+    ``name``: the site's. ``secret``: its secret X25519 key in this run. ``credentials``: its keys of the study; None if
+    a log is only read. ``certificates``: fingerprints of the only certificates that are accepted for the named sites.
     """
 
     def __init__(

@@ -68,14 +68,8 @@ if TYPE_CHECKING:
 class Connection(StudyConnection):
     """The sites of a study and the run that they take part in; `fedpdmc.sample` draws from it.
 
-    Parameters
-    ----------
-    seed : int
-        The coordinator's randomness.
-    checkpoint : Checkpoint, optional
-        Where the run is stored: every block, and the state between blocks.
-    saved : RunState, optional
-        The state that an earlier process has stored.
+    ``seed``: the coordinator's randomness. ``checkpoint``: where the run is stored: every block, and the state between
+    blocks. ``saved``: the state that an earlier process has stored.
     """
 
     def __init__(

@@ -86,10 +86,7 @@ class Transport(abc.ABC):
 class DirectTransport(Transport):
     """Agents in this process, asked one after the other with the same messages as on a network.
 
-    Parameters
-    ----------
-    temporary : bool
-        Whether their logs are deleted at the end.
+    ``temporary``: whether their logs are deleted at the end.
     """
 
     def __init__(self, agents: Sequence, temporary: bool = False):

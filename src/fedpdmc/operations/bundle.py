@@ -103,18 +103,8 @@ def make_bundle(
 ) -> Path:
     """Write the bundle for the sites of a study.
 
-    Parameters
-    ----------
-    study : path
-        The contract.
-    authority : path
-        The certificate of the study's authority.
-    coordinator : str
-        ``host:port``, as seen by the sites.
-    out : path
-        A new file.
-    server_name : str
-        The name that the coordinator's certificate has.
+    ``study``: the contract. ``authority``: the certificate of the study's authority. ``coordinator``: ``host:port``, as
+    seen by the sites. ``out``: a new file. ``server_name``: the name that the coordinator's certificate has.
     """
     split_address(coordinator, "coordinator")
     check_host(server_name, "server_name")
@@ -388,14 +378,8 @@ WantedBy=multi-user.target
 def site_unit(user: str, folder: Path, command: Sequence[str], writes: Sequence[Path]) -> str:
     """A unit that runs a command in a folder.
 
-    Parameters
-    ----------
-    folder : Path
-        The study's, absolute.
-    command : sequence of str
-        The program, absolute, and its arguments.
-    writes : sequence of Path
-        What it may write.
+    ``folder``: the study's, absolute. ``command``: the program, absolute, and its arguments. ``writes``: what it may
+    write.
     """
     needed = [folder, Path(command[0]), *writes]
     at_home = any(path.is_relative_to(home) for path in needed for home in ("/home", "/root", "/run/user"))

@@ -348,12 +348,8 @@ def _dial(invitation: Invitation) -> Iterator[_Line]:
 def accept_invitation(invitation: Invitation, folder: str | Path, confirm: Callable[[str], bool]) -> Bundle:
     """The site's side: get the study's bundle and this site's certificate.
 
-    Parameters
-    ----------
-    folder : path
-        The study's folder at this site. Once it has a certificate, nothing is dialled.
-    confirm : callable
-        Shows the code, and returns whether the organiser said on the telephone that it is right.
+    ``folder``: the study's folder at this site. Once it has a certificate, nothing is dialled. ``confirm``: shows the
+    code, and returns whether the organiser said on the telephone that it is right.
     """
     folder = Path(folder)
     if (folder / "keys" / "certificate.pem").exists() and (folder / BUNDLE).exists():

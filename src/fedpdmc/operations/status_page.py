@@ -523,12 +523,8 @@ def _shut_down(request: socket.socket) -> None:
 class StatusServer:
     """The status of a party on one address.
 
-    Parameters
-    ----------
-    address : str
-        ``host:port``; port 0 takes a free one.
-    facts : callable
-        What `fedpdmc.operations.status.StatusWatch.facts` returns.
+    ``address``: ``host:port``; port 0 takes a free one. ``facts``: what `fedpdmc.operations.status.StatusWatch.facts`
+    returns.
     """
 
     def __init__(self, address: str, facts: Callable[[], dict[str, Any]]):

@@ -232,10 +232,7 @@ def inquire(
 ) -> messages.Message:
     """The coordinator's answer to a site's ``--check``: `messages.Checked` or a refusal.
 
-    Raises
-    ------
-    InputError
-        It does not answer.
+    Raises `InputError`: it does not answer.
     """
     try:
         with _channel(coordinator, credentials, server_name) as channel:

@@ -73,14 +73,8 @@ RENEWAL_PAUSE = 0.25
 class StreamTransport(Transport):
     """The coordinator's end: a server that the sites of a study dial.
 
-    Parameters
-    ----------
-    run : bytes
-        The run's id, sent to every site.
-    listen : str
-        ``host:port``, the address to listen on; port 0 takes a free one.
-    credentials : Credentials or None
-        Of the coordinator. None: plain connections, which only a loopback address may have.
+    ``run``: the run's id, sent to every site. ``listen``: ``host:port``, the address to listen on; port 0 takes a free
+    one. ``credentials``: of the coordinator. None: plain connections, which only a loopback address may have.
     """
 
     def __init__(self, study: Study, run: bytes, listen: str, credentials: Credentials | None):

@@ -27,12 +27,8 @@ class StreamExpired(Exception):
 class StreamCertificates:
     """The certificates of a stream. It is valid until the first of them expires, or one is revoked.
 
-    Parameters
-    ----------
-    certificates : mapping
-        In PEM, by party; none on a plain connection.
-    revoked : Revocations, optional
-        The party's list of revoked certificates, which may change.
+    ``certificates``: in PEM, by party; none on a plain connection. ``revoked``: the party's list of revoked
+    certificates, which may change.
     """
 
     def __init__(self, certificates: Mapping[str, bytes], revoked: Revocations | None = None):
@@ -63,10 +59,7 @@ class Caller(NamedTuple):
 class Admission:
     """Which streams a coordinator admits: checks the certificate first, then the hello.
 
-    Parameters
-    ----------
-    credentials : Credentials or None
-        The coordinator's; None on plain connections.
+    ``credentials``: the coordinator's; None on plain connections.
     """
 
     def __init__(self, study: Study, credentials: Credentials | None):
@@ -163,10 +156,7 @@ class DialSettings(NamedTuple):
 class PendingStreams:
     """Streams that are not admitted yet: one for each certificate of a site, and a few for all other callers.
 
-    Parameters
-    ----------
-    strangers : int
-        Streams of other callers at a time; beyond that the oldest is ended.
+    ``strangers``: streams of other callers at a time; beyond that the oldest is ended.
     """
 
     def __init__(self, strangers: int):

@@ -101,10 +101,7 @@ def first_seal() -> bytes:
 def closed_files(folder: Path) -> list[Path]:
     """The files that are complete, in order.
 
-    Raises
-    ------
-    InputError
-        One of them is missing.
+    Raises `InputError`: one of them is missing.
     """
     found = sorted(path for path in folder.glob("audit-*.log") if CLOSED.fullmatch(path.name))
     for number, path in enumerate(found, 1):
@@ -214,15 +211,8 @@ LEAST_FREE, STRIDE = 256 * 2**20, 16 * 2**20
 class AuditLog:
     """The log of one site in one run, in its own folder.
 
-    Parameters
-    ----------
-    folder : path
-        Created if it does not exist. Only one process at a time can open it.
-
-    Raises
-    ------
-    InputError
-        The log was altered, or another process has it open.
+    ``folder``: created if it does not exist. Only one process at a time can open it. Raises `InputError`: the log was
+    altered, or another process has it open.
     """
 
     def __init__(self, folder: str | Path):

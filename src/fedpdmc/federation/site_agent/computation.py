@@ -538,12 +538,7 @@ class _Last(NamedTuple):
 class LatentMemory:
     """The latents of all chains, and the plans along which they moved last.
 
-    Parameters
-    ----------
-    keys : ChainKeys
-        The site's own.
-    shape : (int, int, int)
-        Chains, segments and coordinates of plans.
+    ``keys``: the site's own. ``shape`` (int, int, int): chains, segments and coordinates of plans.
     """
 
     def __init__(self, clock: LatentClock, keys: ChainKeys, shape: tuple[int, int, int]):
@@ -559,10 +554,8 @@ class LatentMemory:
     def before(self, message: messages.Plans, plan: Arrays) -> Float[Array, "C k"]:
         """The latents at the start of new plans, ``plan`` being their arrays of all chains.
 
-        Raises
-        ------
-        RequestRefused
-            The plans do not continue the last ones: time goes back, or beyond the site's own arrival, or the path jumps.
+        Raises `RequestRefused`: the plans do not continue the last ones: time goes back, or beyond the site's own
+        arrival, or the path jumps.
         """
         last, chain = self._last, message.chain
         if len(message.time) != len(chain):

@@ -90,11 +90,8 @@ class DisclosureControl(abc.ABC):
 
     Contributions at a place are a tuple of arrays with a row for each record, so that those of two places can be subtracted.
 
-    Parameters
-    ----------
-    policy : Policy
-        ``least_records`` is the smallest effective number, ``largest_share`` the largest share, and ``farthest`` the
-        largest distance of a parameter from the prior's mean, in the prior's standard deviations.
+    ``policy``: ``least_records`` is the smallest effective number, ``largest_share`` the largest share, and
+    ``farthest`` the largest distance of a parameter from the prior's mean, in the prior's standard deviations.
     """
 
     # Whether one release reveals all that any release does.
@@ -129,14 +126,8 @@ class DisclosureControl(abc.ABC):
     def check(self, place: ReleasePlace, own: ReleasePlace, released: list[ReleasePlace]) -> None:
         """Raise `RequestRefused` for a point at which too few records contribute.
 
-        Parameters
-        ----------
-        place : ReleasePlace
-            In all parameters of the study.
-        own : ReleasePlace
-            The same in the site's own parameters.
-        released : list of ReleasePlace
-            Where derivatives were released before, in the site's own parameters.
+        ``place``: in all parameters of the study. ``own``: the same in the site's own parameters. ``released``: where
+        derivatives were released before, in the site's own parameters.
         """
         self._check_distance(place)
         now = self._at(own)
@@ -214,10 +205,7 @@ class Terms(NamedTuple):
 class LinearDisclosure(DisclosureControl):
     """Disclosure control of records with a linear predictor.
 
-    Raises
-    ------
-    InputError
-        The contributions of single records are not known for this model.
+    Raises `InputError`: the contributions of single records are not known for this model.
     """
 
     def __init__(self, study: Study, site: str, records: pd.DataFrame, potential: Potential, policy: Policy):
@@ -309,13 +297,7 @@ class Contributions(NamedTuple):
 
 
 class ModelDisclosure(DisclosureControl):
-    """Disclosure control of records whose model is a program of one record.
-
-    Parameters
-    ----------
-    model : RecordModel or GroupedRecords
-        With the site's records.
-    """
+    """Disclosure control of records whose model is a program of one record."""
 
     def __init__(self, study: Study, model: RecordModel | GroupedRecords, policy: Policy):
         super().__init__(study, policy)
@@ -324,9 +306,7 @@ class ModelDisclosure(DisclosureControl):
     def check_start(self) -> None:
         """Refuse a model to which few records contribute at the prior's mean, for studies that release no derivatives.
 
-        Raises
-        ------
-        InputError
+        Raises `InputError`.
         """
         dim = self._model.dim
         assert dim is not None

@@ -304,12 +304,8 @@ NEGLIGIBLE = 1e-4  # weight below which a size is given up
 class ArrivalPredictor:
     """Expected rates of events along directions, and laws of new velocities.
 
-    Parameters
-    ----------
-    slope : (array of shape (d,), array of shape (d, d)), optional
-        ``b_0`` and ``B_0``; None if nothing was released.
-    about : (array of shape (d,), array of shape (d, d)), optional
-        m and C.
+    ``slope`` (array of shape (d,), array of shape (d, d)), optional: ``b_0`` and ``B_0``; None if nothing was released.
+    ``about`` (array of shape (d,), array of shape (d, d)), optional: m and C.
     """
 
     def __init__(self, dim: int, slope=None, about=None):
