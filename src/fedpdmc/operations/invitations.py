@@ -33,15 +33,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedpdmc import certificates as keys
-from fedpdmc.certificates import (
-    COORDINATOR,
-    REQUEST,
-    fingerprint,
-    make_keys,
-    request_certificate,
-    requested_key,
-    sign_request,
-)
 from fedpdmc.errors import InputError
 from fedpdmc.federation.grpc.tls import split_address
 from fedpdmc.operations.bundle import Bundle, make_bundle, read_bundle
@@ -177,11 +168,11 @@ class Reception:
             remedy = "Give the folder of the study's authority, or a new one."
             raise InputError("keys", f"{self.folder} without an authority", remedy)
         self.made_authority = not self.folder.exists()
-        make_keys(self.folder, [])
+        keys.make_keys(self.folder, [])
         with tempfile.TemporaryDirectory() as place:
-            authority = self.folder / COORDINATOR / "authority.pem"
+            authority = self.folder / keys.COORDINATOR / "authority.pem"
             self.bundle = make_bundle(study, authority, coordinator, Path(place) / BUNDLE).read_bytes()
-        self._shown = fingerprint((self.folder / COORDINATOR / "certificate.pem").read_bytes())
+        self._shown = keys.fingerprint((self.folder / keys.COORDINATOR / "certificate.pem").read_bytes())
         self._lock, self.applicants = threading.Lock(), queue.Queue[Applicant]()
         self._closed = False
         self._seats = threading.BoundedSemaphore(MOST_CALLERS)
@@ -217,7 +208,7 @@ class Reception:
     def __enter__(self) -> Reception:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
-        own = self.folder / COORDINATOR
+        own = self.folder / keys.COORDINATOR
         context.load_cert_chain(own / "certificate.pem", own / "key.pem")
         try:
             family = socket.getaddrinfo(self.host.strip("[]"), self.port, type=socket.SOCK_STREAM)[0][0]
@@ -280,7 +271,7 @@ class Reception:
         if not hmac.compare_digest(_commit(nonces[0], request).encode(), commitment.encode()):
             line.send(refused="The certificate request is another than the one committed to.")
             return None
-        requested_key(request, site)
+        keys.requested_key(request, site)
         return Applicant(site, compute_code(site, self._shown, self.bundle, request, nonces), request, line)
 
     def _open(self, site: str, secret: str) -> str:
@@ -303,8 +294,8 @@ class Reception:
             return False
         place = self.folder / "sites" / applicant.site
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
-        (place / REQUEST).write_bytes(applicant.request)
-        sign_request(self.folder / "authority", place / REQUEST, applicant.site, place)
+        (place / keys.REQUEST).write_bytes(applicant.request)
+        keys.sign_request(self.folder / "authority", place / keys.REQUEST, applicant.site, place)
         with self._lock:
             del self._state[applicant.site]
             self._write_state(self._state)
@@ -354,7 +345,7 @@ def accept_invitation(invitation: Invitation, folder: str | Path, confirm: Calla
     folder = Path(folder)
     if (folder / "keys" / "certificate.pem").exists() and (folder / BUNDLE).exists():
         return read_bundle(folder / BUNDLE)
-    path, _ = request_certificate(folder / "keys", invitation.site)
+    path, _ = keys.request_certificate(folder / "keys", invitation.site)
     request, nonce = path.read_bytes(), secrets.token_bytes(32)
     with _dial(invitation) as line:
         line.send(site=invitation.site, secret=invitation.secret, commitment=_commit(nonce, request))
