@@ -17,7 +17,7 @@ from fedpdmc import certificates as keys
 from fedpdmc.certificates import Credentials
 from fedpdmc.errors import BadAnswer, InputError
 from fedpdmc.federation import messages
-from fedpdmc.federation.site_agent.audit_log import AuditLog, Kind, sealed_log
+from fedpdmc.federation.site_agent.audit_log import AuditLog, Kind, read_log
 from fedpdmc.study.contract import Study
 from fedpdmc.validation import has_fields
 
@@ -152,9 +152,9 @@ def read_seals(path: Path) -> list[dict]:
 
 def compare(store: Path, seals: Path, credentials: Credentials) -> list[str]:
     """Compare a site's log with the seals that its coordinator has stored; returns the differences as sentences."""
-    known = {count: seal for count, (_, seal) in enumerate(sealed_log(store), 1)}
+    known = {count: entry.seal for count, entry in enumerate(read_log(store), 1)}
     joined, faults = {}, []
-    for entry, _ in sealed_log(store):
+    for entry in read_log(store):
         if entry.kind is Kind.NOTE and entry.note["event"] == "joined":
             joined = entry.note
         elif entry.kind is Kind.NOTE and entry.note["event"] == WITNESSED:

@@ -42,6 +42,8 @@ from fedpdmc.validation import has_fields, require_posix
 TITLE = b"fedpdmc audit log 1\n"
 HEAD = struct.Struct("<IBd")
 SEAL = 32
+# The value that precedes the first entry's seal in the chain of hashes.
+FIRST_SEAL = hashlib.sha256(TITLE).digest()
 # The largest entry: the longest message and a little more.
 MOST_ENTRY = 65 * 2**20
 # Bytes after which a new file is begun.
@@ -72,30 +74,19 @@ class Kind(enum.IntEnum):
 
 
 class LogEntry(NamedTuple):
-    """One entry of the log."""
+    """One entry of the log, its seal, and where it begins and ends in the files taken one after the other."""
 
     kind: Kind
     when: float
     payload: bytes
+    seal: bytes
+    begin: int
+    end: int
 
     @property
     def note(self) -> dict:
         """The payload of a note."""
         return json.loads(self.payload)
-
-
-class Placed(NamedTuple):
-    """An entry, its seal, and where it begins and ends in the files taken one after the other."""
-
-    begin: int
-    end: int
-    seal: bytes
-    entry: LogEntry
-
-
-def first_seal() -> bytes:
-    """The value that precedes the first entry's seal in the chain of hashes."""
-    return hashlib.sha256(TITLE).digest()
 
 
 def closed_files(folder: Path) -> list[Path]:
@@ -133,29 +124,29 @@ def closed_name(number: int) -> str:
     return f"audit-{number:06d}.log"
 
 
-def entries(folder: Path) -> Iterator[Placed]:
-    """Every complete entry of all files. An incomplete last entry is skipped. Another process may write meanwhile."""
-    path = folder / CURRENT
+def read_log(folder: str | Path) -> Iterator[LogEntry]:
+    """Every complete entry of all files, after checking its seal. Another process may write meanwhile."""
+    path = (folder := Path(folder)) / CURRENT
     try:
         last = open(path, "rb")
     except OSError as error:
         raise InputError("store", f"{error.strerror}: {path}", "Give the folder of a site's audit log.") from error
     with last:
-        base, seal, before = 0, first_seal(), number(last) - 1
+        base, seal, before = 0, FIRST_SEAL, number(last) - 1
         closed_ones = closed_files(folder)
         if len(closed_ones) < before:
             raise missing(folder, len(closed_ones) + 1)
         # Later ones were completed after the last one was opened here.
         for closed in closed_ones[:before]:
             with open(closed, "rb") as file:
-                for placed in _read(closed, file, base, seal, complete=True):
-                    yield placed
-                    seal = placed.seal
+                for entry in _read(closed, file, base, seal, complete=True):
+                    yield entry
+                    seal = entry.seal
             base += closed.stat().st_size
         yield from _read(path, last, base, seal)
 
 
-def _read(path: Path, file: BinaryIO, base: int, seal: bytes, complete: bool = False) -> Iterator[Placed]:
+def _read(path: Path, file: BinaryIO, base: int, seal: bytes, complete: bool = False) -> Iterator[LogEntry]:
     """The entries of one file. ``base`` is the size of the files before it, and ``seal`` their last seal."""
     if file.read(len(TITLE)) != TITLE:
         raise InputError("store", f"{path}, which is not an audit log", "Give the folder of a site's audit log.")
@@ -171,7 +162,7 @@ def _read(path: Path, file: BinaryIO, base: int, seal: bytes, complete: bool = F
         if seal != rest[length:] or not _valid(kind, when, rest[:length]):
             raise altered(path, place)
         begin, place = place, place + HEAD.size + length + SEAL
-        yield Placed(base + begin, base + place, seal, LogEntry(Kind(kind), when, rest[:length]))
+        yield LogEntry(Kind(kind), when, rest[:length], seal, base + begin, base + place)
     if complete and place < size:
         raise altered(path, place)
 
@@ -226,7 +217,7 @@ class AuditLog:
         self._unchecked, self._torn = STRIDE, False
         # Where each file begins, the files taken one after the other; the last one is written.
         self._bases = [0]
-        self._seal, self._end, self.answers, self._count = first_seal(), len(TITLE), 0, 0
+        self._seal, self._end, self.answers, self._count = FIRST_SEAL, len(TITLE), 0, 0
         # After a failure to begin a new file, the size at which it is tried again.
         self._most = MOST_SEGMENT
         try:
@@ -268,10 +259,10 @@ class AuditLog:
             os.ftruncate(self._file, 0)
             os.pwrite(self._file, TITLE, 0)
             return
-        for begin, end, seal, entry in entries(self.folder):
+        for entry in read_log(self.folder):
             if entry.kind is Kind.ANSWER:
-                self._index_answer(begin)
-            self._end, self._seal, self._count = end, seal, self._count + 1
+                self._index_answer(entry.begin)
+            self._end, self._seal, self._count = entry.end, entry.seal, self._count + 1
         if (rest := self._bases[-1] + size - self._end) > 0:
             os.ftruncate(self._file, self._end - self._bases[-1])
             self.note("torn", bytes=rest)
@@ -379,16 +370,6 @@ class AuditLog:
         os.fsync(self._file)
         os.close(self._index)
         os.close(self._file)
-
-
-def read_log(folder: str | Path) -> Iterator[LogEntry]:
-    """All entries of a log, which may be open in another process, after checking their seals."""
-    return (entry for entry, _ in sealed_log(folder))
-
-
-def sealed_log(folder: str | Path) -> Iterator[tuple[LogEntry, bytes]]:
-    """All entries, each with its seal: the hash of this entry and all before it."""
-    return ((placed.entry, placed.seal) for placed in entries(Path(folder)))
 
 
 def _note(event: str, **details) -> bytes:

@@ -25,7 +25,6 @@ from fedpdmc.federation.site_agent.audit_log import (
     Kind,
     LogEntry,
     read_log,
-    sealed_log,
     site_seed,
     software_differences,
 )
@@ -184,8 +183,8 @@ def compare(store: str | Path, seals: str | Path, authority: str | Path) -> list
 def show(store: str | Path) -> Iterator[str]:
     """An audit log, one line for each entry. The last line has the last seal, which a shorter log would not match."""
     count, last = 0, b""
-    for entry, seal in sealed_log(store):
-        count, last = count + 1, seal
+    for entry in read_log(store):
+        count, last = count + 1, entry.seal
         when = datetime.datetime.fromtimestamp(entry.when, datetime.UTC).isoformat(timespec="milliseconds")
         yield f"{when}  {entry.kind.name.lower():<8}{_describe(entry)}"
     yield f"{count} entries, seal {last.hex()}"
