@@ -120,18 +120,14 @@ def try_study(study: Study, *, records: int = 100, seed: int = 1) -> DryRun:
                 # A synthetic study may leave little but the prior.
                 warnings.filterwarnings("ignore", message="The noise that the privacy budgets ask for")
                 post = sample(connection, duration=None if study.one_shot else DURATION, progress=False)
+    bytes_per_round = int(np.max(post.bytes / (post.messages / 2)))
     if study.one_shot:
-        return DryRun(post, int(np.max(post.bytes / (post.messages / 2))), 0.0, post.rounds)
+        return DryRun(post, bytes_per_round, 0.0, post.rounds)
     burn_in = float(post.settings["burn_in"])
     length = study.duration
     if length is None:
         length = float(study.ess or 1000.0) / max(min(post.ess().values()) / post.duration, 1e-3)
-    scale = (burn_in + length) / (burn_in + post.duration)
-    return DryRun(
-        post,
-        int(np.max(post.bytes / (post.messages / 2))),
-        # Arrivals of other sites after the first one are observed too: with long plans this is a factor of the number of
-        # sites.
-        len(study.sites) * study.chains * (burn_in + length),
-        int(np.ceil(post.rounds * scale)) + 1,
-    )
+    # Arrivals of other sites after the first one are observed too: with long plans this is a factor of the number of sites.
+    observed_time = len(study.sites) * study.chains * (burn_in + length)
+    rounds = int(np.ceil(post.rounds * (burn_in + length) / (burn_in + post.duration))) + 1
+    return DryRun(post, bytes_per_round, observed_time, rounds)
