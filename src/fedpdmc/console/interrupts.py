@@ -99,8 +99,8 @@ class _Deferral:
         if self.noted:
             last = "No need to press again." if _interactive() else "Press Ctrl-C again to end the process at once."
             waits = "the compiler cannot be interrupted. This stops when it has finished, usually within seconds."
-            said = wrapped(f"Interrupt received: {waits} {last}", terminal_width(sys.stderr))
-            print(said, file=sys.stderr, flush=True)
+            line = wrapped(f"Interrupt received: {waits} {last}", terminal_width(sys.stderr))
+            print(line, file=sys.stderr, flush=True)
         return None
 
     def end(self) -> None:

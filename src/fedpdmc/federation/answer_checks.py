@@ -157,5 +157,5 @@ class ImmediateArrivals:
         """How many plans each site has ended; empty if none."""
         if not self.ended.any():
             return ""
-        told = ", ".join(f"{name} {count:,}" for name, count in zip(self.names, self.ended, strict=True))
-        return f" Plans ended by each site, counted by chain: {told}."
+        counts = ", ".join(f"{name} {count:,}" for name, count in zip(self.names, self.ended, strict=True))
+        return f" Plans ended by each site, counted by chain: {counts}."

@@ -165,18 +165,18 @@ def _number(state: str) -> int:
 
 def _retrying(work: Callable[[], Result]) -> Result:
     """Retry for a while if there is no free file descriptor: connections come and go."""
-    end, said = time.monotonic() + RETRY_SECONDS, False
+    end, warned = time.monotonic() + RETRY_SECONDS, False
     while True:
         try:
             return work()
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE) or time.monotonic() > end:
                 raise
-            if not said:
+            if not warned:
                 logger.warning(
                     "the store waits for a file descriptor: %s. Raise the limit (LimitNOFILE in a unit)", error
                 )
-            said = True
+            warned = True
             time.sleep(PAUSE)
 
 

@@ -48,7 +48,7 @@ CONTRADICTS = 5.0
 LARGEST = 1e24
 
 
-class Told(NamedTuple):
+class DerivedAt(NamedTuple):
     """The derivatives of a site at a point, or their means over a Gaussian about it.
 
     With the predictors' deviation, and the error of entries of the Hessian relative to the roots of its diagonal.
@@ -69,7 +69,7 @@ class Plausible:
         self._study = study
         # The records of a site, each counted with the largest weight.
         self._most = study.most_records * study.largest_weight
-        self._told: dict[str, list[Told]] = {}
+        self._derived: dict[str, list[DerivedAt]] = {}
         if study.model is not None and study.effects is None:
             self._model, self._largest = DerivativeBounds(study), np.zeros(0)
             return
@@ -97,8 +97,8 @@ class Plausible:
                 raise BadAnswer(name, words)
         if noisy:
             return
-        before = self._told.setdefault(name, [])
-        now = Told(np.array(x), spread, self._deviation(spread), gradient, hessian, _grid(x, hessian, sites))
+        before = self._derived.setdefault(name, [])
+        now = DerivedAt(np.array(x), spread, self._deviation(spread), gradient, hessian, _grid(x, hessian, sites))
         if not (study.unknown_scale or study.family == "student_t" or study.model or study.effects):
             self._convex(name, now)
             for past in before:
@@ -163,12 +163,12 @@ class Plausible:
         return gradient, hessian
 
     @staticmethod
-    def _convex(name: str, now: Told) -> None:
+    def _convex(name: str, now: DerivedAt) -> None:
         none = now._replace(hessian=np.zeros_like(now.hessian))
         if np.diag(now.hessian).min() < 0 or not _below(none, now, 1.0):
             raise BadAnswer(name, "a Hessian with negative curvature, which is impossible for this family")
 
-    def _between(self, name: str, past: Told, now: Told) -> None:
+    def _between(self, name: str, past: DerivedAt, now: DerivedAt) -> None:
         """The change of the gradient against the curvature at both ends of the step."""
         step = now.x - past.x
         reach = 0.0 if self._study.family == "linear" else float(self._largest @ np.abs(step))
@@ -185,13 +185,13 @@ class Plausible:
             raise BadAnswer(name, "gradients and Hessians at two points that contradict each other")
 
     @staticmethod
-    def _rises(past: Told, now: Told, step: np.ndarray, reach: float) -> bool:
+    def _rises(past: DerivedAt, now: DerivedAt, step: np.ndarray, reach: float) -> bool:
         """Whether the gradient changes along a step as the curvature at its ends allows, up to rounding."""
         rise, least, most, off = float(step @ (now.gradient - past.gradient)), -math.inf, math.inf, 0.0
-        for told in (past, now):
-            curve, size = float(step @ told.hessian @ step), np.sqrt(np.abs(np.diag(told.hessian)))
-            off += 2.0**FEWER * told.grid * math.sqrt(abs(curve) + LEAST * float(np.sum((step * size) ** 2)))
-            error = (told.grid + 1e-9) * float(np.sum(np.abs(step) * size)) ** 2
+        for one in (past, now):
+            curve, size = float(step @ one.hessian @ step), np.sqrt(np.abs(np.diag(one.hessian)))
+            off += 2.0**FEWER * one.grid * math.sqrt(abs(curve) + LEAST * float(np.sum((step * size) ** 2)))
+            error = (one.grid + 1e-9) * float(np.sum(np.abs(step) * size)) ** 2
             least, most = max(least, curve - error), min(most, curve + error)
         low, high = (-math.expm1(-reach) / reach, math.expm1(reach) / reach) if reach > 0 else (1.0, 1.0)
         return low * least - off <= rise <= high * most + off
@@ -204,13 +204,13 @@ class Plausible:
         the largest of these moves in standard deviations, in ``parameter``; ``share`` the site's part of the information,
         and ``least_records`` the smallest number of records within the declared columns with these derivatives.
         """
-        last, prior = {name: told[-1] for name, told in self._told.items()}, self._study.prior_place
-        total = sum((told.hessian for told in last.values()), np.zeros(2 * (len(self._study.names),)))
+        last, prior = {name: one[-1] for name, one in self._derived.items()}, self._study.prior_place
+        total = sum((one.hessian for one in last.values()), np.zeros(2 * (len(self._study.names),)))
         total = total if prior is None else total + np.diag(prior[1] ** -2.0)
         if len(last) < 2 or np.linalg.eigvalsh(total)[0] <= 0:
             return {}
         covariance, found = np.linalg.inv(total), {}
-        shares = {name: float(np.trace(covariance @ told.hessian)) for name, told in last.items()}
+        shares = {name: float(np.trace(covariance @ one.hessian)) for name, one in last.items()}
         for name, (x, spread, _, gradient, hessian, _) in last.items():
             slope, curvature = self._of_one_record(x, spread)
             records = max((np.diag(hessian) / np.diag(curvature)).max(), (np.abs(gradient) / slope).max())
@@ -265,23 +265,23 @@ def doubts(weights: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return words
 
 
-def _same_spread(one: Told, other: Told) -> bool:
+def _same_spread(one: DerivedAt, other: DerivedAt) -> bool:
     if one.spread is None or other.spread is None:
         return one.spread is other.spread
     return np.array_equal(one.spread, other.spread)
 
 
-def _log_growth(one: Told, other: Told) -> float:
+def _log_growth(one: DerivedAt, other: DerivedAt) -> float:
     """The logarithm of the factor between two mean Hessians that their spreads alone can explain."""
 
-    def mean(told: Told, sign: float) -> float:
+    def mean(one: DerivedAt, sign: float) -> float:
         """``log E e^{±s|ε|}``."""
-        return math.log(2) + 0.5 * told.deviation**2 + float(log_ndtr(sign * told.deviation))
+        return math.log(2) + 0.5 * one.deviation**2 + float(log_ndtr(sign * one.deviation))
 
     return max(mean(one, 1.0) - mean(other, -1.0), mean(other, 1.0) - mean(one, -1.0))
 
 
-def _below(one: Told, other: Told, factor: float) -> bool:
+def _below(one: DerivedAt, other: DerivedAt, factor: float) -> bool:
     """Whether a Hessian is, up to rounding, at most ``factor`` times another.
 
     An entry of the difference is off by at most ``w_i w_j``, and ``uᵀDu`` by ``(Σ|u_i| w_i)²``: for all axes and

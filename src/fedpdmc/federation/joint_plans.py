@@ -238,8 +238,8 @@ class OwnPlans:
         """The coordinator as this site makes it, and its randomness, from the seeds in the first request."""
         if self._run is None:
             assert (opening := self._opening) is not None
-            told = [opening.commitment, *(one.commitment for one in self._opened)]
-            if not self._opened or [_hash("commitment", seed) for seed in message.evidence] != told:
+            commitments = [opening.commitment, *(one.commitment for one in self._opened)]
+            if not self._opened or [_hash("commitment", seed) for seed in message.evidence] != commitments:
                 raise RequestRefused("NOT_JOINT")
             method = _method(self.study, opening, joint_seed(message.evidence))
             start = strong_types(start_state(method, -opening.begin))
@@ -269,8 +269,8 @@ class OwnPlans:
         """An answer with the site's signature."""
         if self._opening is None:
             return answer
-        said = _statement(self.name, _public_part(answer, _digest(message)))
-        return dataclasses.replace(answer, signature=self._key.sign(said))
+        statement = _statement(self.name, _public_part(answer, _digest(message)))
+        return dataclasses.replace(answer, signature=self._key.sign(statement))
 
     def _plan(self, message: Request, plans: messages.Plans) -> _Round:
         """The site's own plans, after the arrivals in a request; `RequestRefused` if the request has others."""

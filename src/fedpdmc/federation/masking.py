@@ -189,8 +189,8 @@ class SecureSumParty:
         if (own := self._credentials) is None:
             raise InputError("keys", "none", "Secure sums need the site's keys. A plain connection has none.")
         public = public_of(self._secret)
-        said = statement(message.run, self.study.digest, self.name, public)
-        return messages.Offered(message.run, message.sequence, asked, public, own.certificate, sign(own, said))
+        signed = statement(message.run, self.study.digest, self.name, public)
+        return messages.Offered(message.run, message.sequence, asked, public, own.certificate, sign(own, signed))
 
     def check(self, message: messages.Agree) -> None:
         """Raise `RequestRefused` unless the offers are those of exactly the study's sites, each signed by its site."""

@@ -391,9 +391,9 @@ def version_remedy(refusal: bytes, code: str) -> str | None:
 
     Software before version 9 refuses every other version as MALFORMED: its refusal's own header has its version.
     """
-    told = code.removeprefix(VERSION_CODE)
-    other = int(told) if told != code and told.isdigit() else version_of(refusal)
-    if other == VERSION or code not in ("MALFORMED", f"{VERSION_CODE}{told}"):
+    number = code.removeprefix(VERSION_CODE)
+    other = int(number) if number != code and number.isdigit() else version_of(refusal)
+    if other == VERSION or code not in ("MALFORMED", f"{VERSION_CODE}{number}"):
         return None
     which = " (for a run that has begun, that with which it began)" if min(other, VERSION) < MEANING else ""
     return (

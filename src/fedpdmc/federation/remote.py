@@ -141,12 +141,12 @@ class RemoteFederation(Federation):
             return known
         found = self._masked(x)
         for name, message in zip(self.names, found, strict=True):
-            told = message.noise.tolist()
-            if len(told) == 0:
+            report = message.noise.tolist()
+            if len(report) == 0:
                 raise BadAnswer(name, "derivatives without noise, unlike the contract")
-            if told[:2] != found[0].noise.tolist()[:2]:
+            if report[:2] != found[0].noise.tolist()[:2]:
                 raise BadAnswer(name, "a share of the noise that is not that of other sites: the sum is void")
-            self.account[name] = read_account(name, len(x), 0.0, told[2:])
+            self.account[name] = read_account(name, len(x), 0.0, report[2:])
         numbers = masking.total_integers(self._words(found, masking.size(len(x))))
         terms = ShareTerms(len(self.names), 0, len(self._noisy_sums), *found[0].noise.tolist()[:2])
         gradient, hessian = from_sum(numbers, terms, len(x))
@@ -160,8 +160,10 @@ class RemoteFederation(Federation):
     ) -> list[messages.Masked]:
         """Masked derivatives of all sites, which have agreed on their masks before."""
         if not self._agreed:
-            said = partial(masking.statement, self.run, self.contract)
-            self._ask_opening(self._all(messages.Offer), messages.Offered, lambda site, own: said(site, own.public))
+            statement = partial(masking.statement, self.run, self.contract)
+            self._ask_opening(
+                self._all(messages.Offer), messages.Offered, lambda site, own: statement(site, own.public)
+            )
             offered = tuple(self.journal.rounds[0][1])
             self._ask_opening(self._all(messages.Agree, offered), messages.Opened)
             self._agreed = True
@@ -206,8 +208,8 @@ class RemoteFederation(Federation):
                 extra["wide"] = reference.wide
             message = messages.Open(self.run, int(sequence) + 1, *shape, *parts, turns=key, kept=kept, **extra)
             requests.append(Request.of(message, self.version))
-        said = None if self.joint is None else partial(announced, self.run, self.contract)
-        found = self._ask_opening(requests, messages.Opened, said)
+        statement = None if self.joint is None else partial(announced, self.run, self.contract)
+        found = self._ask_opening(requests, messages.Opened, statement)
         self.account = {}
         for name, message in zip(self.names, found, strict=True):
             if self.private is not None and self.private != (message.remaining >= 0):
@@ -288,16 +290,18 @@ class RemoteFederation(Federation):
         made = {n: Request.of(kind(self.run, n + 1, *content), self.version) for n in numbers}
         return [made[int(n)] for n in self.sequence]
 
-    def _ask_opening(self, requests: Sequence[Request], kind: type, said: Callable[..., bytes] | None = None) -> list:
+    def _ask_opening(
+        self, requests: Sequence[Request], kind: type, statement: Callable[..., bytes] | None = None
+    ) -> list:
         """A round of the opening, asked once. What a site has not signed, other sites would refuse, and be blamed for it."""
 
         def checked(answers, sent) -> list:
             found = self._check(answers, sent, kind)
-            if said is not None and (own := self.transport.credentials) is not None:
+            if statement is not None and (own := self.transport.credentials) is not None:
                 from fedpdmc.certificates import signer
 
                 for name, one in zip(self.names, found, strict=True):
-                    if signer(own, one.certificate, one.signature, said(name, one)) != name:
+                    if signer(own, one.certificate, one.signature, statement(name, one)) != name:
                         raise BadAnswer(name, "a key that is not signed with a valid certificate of this site")
             return found
 

@@ -226,10 +226,10 @@ def inquire(
         with _channel(coordinator, credentials, server_name) as channel:
             call = channel.stream_stream(f"/{tls.SERVICE}/{tls.CHECK}")(iter([hello]), timeout=seconds)
             data = next(call)
-            told = messages.decode(data)
-            if isinstance(told, messages.Refusal) and (remedy := version_remedy(data, told.code)) is not None:
+            answer = messages.decode(data)
+            if isinstance(answer, messages.Refusal) and (remedy := version_remedy(data, answer.code)) is not None:
                 raise InputError("coordinator", f"{coordinator}: a refusal, code VERSION", remedy)
-            return told
+            return answer
     except (grpc.RpcError, StopIteration, WireError) as error:
         reason = (
             f"{error.code().name}: {error.details()}" if isinstance(error, grpc.Call) else str(error) or "no answer"

@@ -133,19 +133,19 @@ class DialSettings(NamedTuple):
         Raises `StreamExpired` otherwise: another party is at this address, or the coordinator must renew its certificate.
         """
         try:
-            told = messages.decode(welcome)
+            welcomed = messages.decode(welcome)
         except WireError:
-            told = None
-        if credentials is None or not isinstance(told, messages.Welcome):
+            welcomed = None
+        if credentials is None or not isinstance(welcomed, messages.Welcome):
             # Without keys there is nothing to prove. A refusal, or bytes that are no message, commit this site to nothing.
             return StreamCertificates({})
-        said, shown = messages.decode(hello), told.certificate
-        assert isinstance(said, messages.Hello)
+        greeting, shown = messages.decode(hello), welcomed.certificate
+        assert isinstance(greeting, messages.Hello)
         with contextlib.suppress(ValueError):
             if credentials.revoked is not None and shown in credentials.revoked:
                 raise StreamExpired("this site has revoked the coordinator's certificate")
-        proof = messages.Welcome.proof(told.run, said)
-        name = keys.signer(credentials, shown, told.signature, proof)
+        proof = messages.Welcome.proof(welcomed.run, greeting)
+        name = keys.signer(credentials, shown, welcomed.signature, proof)
         if name is None or self.server_name not in keys.names(shown):
             raise StreamExpired(f"the other side has not proved to be {self.server_name!r}")
         if self.pinned is not None and keys.fingerprint(shown) != self.pinned:

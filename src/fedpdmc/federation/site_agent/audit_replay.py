@@ -160,8 +160,8 @@ def _alike(data: bytes, given: Any) -> bool:
         # Signatures with the key of a certificate are random.
         made = dataclasses.replace(made, certificate=given.certificate, signature=given.signature)
     if type(made) is type(given) and isinstance(made, (messages.Arrivals, messages.Opened)) and given.remaining >= 0:
-        told = {"spent": given.spent} if isinstance(given, messages.Arrivals) else {"account": given.account}
-        made = dataclasses.replace(made, remaining=given.remaining, **told)
+        account = {"spent": given.spent} if isinstance(given, messages.Arrivals) else {"account": given.account}
+        made = dataclasses.replace(made, remaining=given.remaining, **account)
     releases = (messages.Derivatives, messages.Masked)
     if isinstance(made, releases) and isinstance(given, releases) and made.noise.size and given.noise.size:
         made = dataclasses.replace(made, noise=np.concatenate([made.noise[:2], given.noise[2:]]))

@@ -256,9 +256,9 @@ class Computation:
                 self._points.append(self._own(message))
             else:
                 # A control variate belongs to the place that was requested last.
-                told: list
-                for told in (self._answers, self._released, self._points):
-                    told[known:] = [*told[known + 1 :], *told[known : known + 1]]
+                places: list
+                for places in (self._answers, self._released, self._points):
+                    places[known:] = [*places[known + 1 :], *places[known : known + 1]]
         elif isinstance(message, messages.Plans) and isinstance(given, messages.Arrivals):
             if self.latents is not None:
                 self.latents.answered(message, self._arrays(message), given)
@@ -313,20 +313,20 @@ class Computation:
             with refusing_privacy_errors():
                 schedule = ONE_SHOT if self.study.one_shot else REFERENCE
                 place = message.x, len(self._points), schedule, message.about
-                told = noisy_derivatives(self.site, *place, self._rounding)
+                noisy = noisy_derivatives(self.site, *place, self._rounding)
                 numbers = release_status(self.site).numbers()
-            noise = np.asarray([told.gradient_sd, told.hessian_sd, *numbers])
-            return messages.Derivatives(message.run, message.sequence, asked, 0.0, told.gradient, told.hessian, noise)
+            noise = np.asarray([noisy.gradient_sd, noisy.hessian_sd, *numbers])
+            return messages.Derivatives(message.run, message.sequence, asked, 0.0, noisy.gradient, noisy.hessian, noise)
         if self._control is not None:
             self.information.add_release(DECISION)
             self._control.check(self._place(message), self._own(message), self._points)
-        told, spread = self._release(message), self._own(message).spread
-        self.information.add_release(told.bits)
+        released, spread = self._release(message), self._own(message).spread
+        self.information.add_release(released.bits)
         if self._region is not None and spread is not None:
-            self._region.check_spread(spread, told.hessian, self._bend(message))
+            self._region.check_spread(spread, released.hessian, self._bend(message))
         if self.party is None:
-            return messages.Derivatives(message.run, message.sequence, asked, 0.0, told.gradient, told.hessian)
-        return self.party.masked(message, asked, told.gradient, told.hessian)
+            return messages.Derivatives(message.run, message.sequence, asked, 0.0, released.gradient, released.hessian)
+        return self.party.masked(message, asked, released.gradient, released.hessian)
 
     @_once
     def _release(self, message: messages.Derive) -> Release:
@@ -426,7 +426,7 @@ class Computation:
         nothing = ArrivalPredictor(clock.dim)
         if not self._released or isinstance(clock, LatentClock):
             return nothing
-        place, told = self._released[-1]
+        place, released = self._released[-1]
         if place.bend_bytes != ReleasePlace(place.x, None, self._bend(message)).bend_bytes:
             return nothing
         own = slice(None) if self.site.coordinates is None else self.site.coordinates
@@ -434,20 +434,20 @@ class Computation:
         if clock.dim < scale.shape[1]:
             # With a diagonal reference and flips the site is sent its own coordinates only.
             scale = scale[:, own]
-        hessian, linear = told.hessian, told.gradient - told.hessian @ told.x
+        hessian, linear = released.hessian, released.gradient - released.hessian @ released.x
         if control is not None:
             hessian, linear = hessian - control.quadratic.precision, linear - control.quadratic.linear
         back = np.linalg.pinv(scale)
-        spread = np.zeros_like(told.hessian) if place.spread is None else place.spread
+        spread = np.zeros_like(released.hessian) if place.spread is None else place.spread
         slope = scale.T @ np.asarray(hessian @ center + linear), scale.T @ np.asarray(hessian) @ scale
         return ArrivalPredictor(clock.dim, slope, (back @ (place.x - center), back @ spread @ spread.T @ back.T))
 
     def _at_point(self, message: messages.Open) -> tuple[np.ndarray, np.ndarray]:
         """The derivatives that were released at the point of an opening; the last ones if it is another point."""
-        told = self._released[-1][1]
-        if not np.array_equal(told.x, message.point):
+        released = self._released[-1][1]
+        if not np.array_equal(released.x, message.point):
             raise RequestRefused("NOT_TOLD")
-        return told.gradient, told.hessian
+        return released.gradient, released.hessian
 
     def _reference(self, message: messages.Open) -> Reference:
         return Reference(jnp.asarray(message.center), jnp.asarray(message.scale), bend=self._bend(message))

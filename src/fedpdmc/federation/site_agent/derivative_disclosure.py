@@ -355,14 +355,14 @@ def _contributions(function: Any, x, spread, data):
     def terms(x):
         return function.terms(x, data)
 
-    def told(x):
+    def both(x):
         return jax.jacfwd(terms)(x), jax.jacfwd(jax.jacfwd(terms))(x)
 
     if spread is None:
-        return told(x)
+        return both(x)
 
     def add(total, node):
-        return tuple(a + node[1] * b for a, b in zip(total, told(x + spread @ node[0]), strict=True)), None
+        return tuple(a + node[1] * b for a, b in zip(total, both(x + spread @ node[0]), strict=True)), None
 
-    start = tuple(jnp.zeros(part.shape) for part in jax.eval_shape(told, x))
+    start = tuple(jnp.zeros(part.shape) for part in jax.eval_shape(both, x))
     return jax.lax.scan(add, start, tuple(jnp.asarray(part) for part in public_points(x.shape[0])))[0]

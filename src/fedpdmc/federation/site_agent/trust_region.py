@@ -71,11 +71,11 @@ class TrustRegion:
             words = f"a spread {np.sqrt(max(widest, 0)):.3g} times as wide as this site's records allow"
             raise RequestRefused("TOO_WIDE", words)
 
-    def check_opening(self, message: messages.Open, place: ReleasePlace | None, told: Release | None) -> None:
+    def check_opening(self, message: messages.Open, place: ReleasePlace | None, release: Release | None) -> None:
         """Raise `RequestRefused` unless the reference belongs to the last release, at this place."""
-        if place is None or told is None or (message.order and not np.array_equal(message.point, place.x)):
+        if place is None or release is None or (message.order and not np.array_equal(message.point, place.x)):
             raise RequestRefused("NOT_TOLD", "a control variate at a point other than the last release")
-        gradient, hessian = told.gradient, told.hessian
+        gradient, hessian = release.gradient, release.hessian
         point, bend = place.x, np.zeros((0, 0)) if place.bend is None else np.asarray(place.bend.numbers)
         if not np.array_equal(message.bend, bend):
             raise RequestRefused("NOT_TOLD", "a bend other than that of the last release")
