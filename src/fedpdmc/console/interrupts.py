@@ -23,8 +23,9 @@ from collections.abc import Callable, Iterator
 from fedpdmc.console.wrapping import terminal_width, wrapped
 
 INTERRUPTED = 130
-# Seconds after a Ctrl-C until a message is printed, until a command is ended, and that it gets for its last work.
-SILENCE, PATIENCE, LAST_WORK = 0.5, 1.5, 20.0
+SILENCE = 0.5  # seconds after a Ctrl-C until a message is printed
+PATIENCE = 1.5  # seconds after a Ctrl-C until a command is ended
+LAST_WORK = 20.0  # seconds that a command gets for its last work
 
 
 class Interrupted(KeyboardInterrupt):

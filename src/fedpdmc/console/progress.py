@@ -25,8 +25,8 @@ from fedpdmc.console.warnings import quiet_compiler
 # Screens ---------------------------------------------------------------------------------------------------------------
 
 
-# Without a terminal: seconds before the first line, and the longest interval between lines; it doubles each time.
-FIRST_LINE, LONGEST_SILENCE = 10.0, 120.0
+FIRST_LINE = 10.0  # seconds before the first line, without a terminal; between lines the interval doubles
+LONGEST_SILENCE = 120.0  # seconds between two lines, at most
 LONGEST_BAR = 40
 
 
@@ -210,8 +210,7 @@ def open_screen(wanted: bool, view: Callable[[], View]) -> Screen:
     return LiveScreen(view, Console(stderr=True, highlight=False))
 
 
-# Weight of earlier ticks in the estimate of the speed, per tick.
-FORGETTING = 0.95
+FORGETTING = 0.95  # weight of earlier ticks in the estimate of the speed, per tick
 
 
 class Tick(NamedTuple):
@@ -417,8 +416,7 @@ def report(phase: str, number: int = 0, of: int = 0, share: float | None = None)
 LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"
 READ = "/jax/compilation_cache/cache_hits"
 COMPILED = "/jax/core/compile/backend_compile_duration"
-# Seconds after which a program is reported: it is then not in the cache.
-REPORTED_AFTER = 2.0
+REPORTED_AFTER = 2.0  # seconds after which a program is reported: it is then not in the cache
 
 
 class Compilations:

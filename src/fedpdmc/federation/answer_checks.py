@@ -13,12 +13,11 @@ from fedpdmc.federation.messages import OtherVersion, version_remedy
 from fedpdmc.plan import Arrival, Plan
 from fedpdmc.privacy.accountant import AccountStatus
 
-# Times are sums of durations, which are rounded.
-ROUNDING = 1e-9
+ROUNDING = 1e-9  # times are sums of durations, which are rounded
 # The largest entry of a velocity: normals of uniforms with 52 bits are below 8.3, and a draw is at most twice as long.
 FASTEST = 40.0
-# The largest entry of a Hessian, and its largest relative asymmetry.
-LARGEST, SYMMETRIC = 1e150, 1e-6
+LARGEST = 1e150  # entry of a Hessian
+SYMMETRIC = 1e-6  # largest relative asymmetry of a Hessian
 LIMITS = ("TOO_MANY_ROUNDS", "OBSERVED_TIME_SPENT", "INFORMATION_SPENT")
 # What the site's operator can do if its policy refuses.
 REMEDIES = {
@@ -119,9 +118,10 @@ def read_arrival(name: str, message: messages.Arrivals, plan: Plan, flips: bool 
     return Arrival(time, rang, mark)  # type: ignore[arg-type]
 
 
-# An arrival before this share of the plan is immediate. A clock with a finite rate has practically none. This many in a
-# row, from one site on one chain, are not an accident.
-IMMEDIATE, MOST_IMMEDIATE = 1e-12, 32
+IMMEDIATE = (
+    1e-12  # share of a plan before which an arrival is immediate: a clock with a finite rate has practically none
+)
+MOST_IMMEDIATE = 32  # so many in a row, from one site on one chain, are not an accident
 
 
 class ImmediateArrivals:

@@ -27,8 +27,8 @@ logger = logging.getLogger("fedpdmc.coordinator")
 FORMAT = 4
 BLOCKS = "blocks"
 STATE = re.compile(r"state-[0-9]{8,18}\.npz")
-# Without free file descriptors, writing is retried for this many seconds, with pauses.
-RETRY_SECONDS, PAUSE = 120.0, 0.5
+RETRY_SECONDS = 120.0  # for which writing is retried without free file descriptors
+PAUSE = 0.5  # seconds between two tries
 Result = TypeVar("Result")
 
 

@@ -35,17 +35,15 @@ from fedpdmc.potentials.base import public_points
 if TYPE_CHECKING:
     from fedpdmc.study.contract import Study
 
-# Factors of the bounds, for rounding and for noise.
-SLACK, NOISE = 1.05, 10.0
-# Steps that may change a predictor by more than this are not checked.
-LONGEST = 20.0
-# Thresholds of warnings: one site's share of the information; relative difference of posterior and prior standard
-# deviations; and a standard deviation relative to the smallest possible one.
-MOST_OF_ALL, LIKE_PRIOR, FAR_BELOW = 0.99, 0.02, 0.5
+SLACK = 1.05  # factor of the bounds, for rounding
+NOISE = 10.0  # factor of the bounds, for noise
+LONGEST = 20.0  # steps that may change a predictor by more than this are not checked
+MOST_OF_ALL = 0.99  # share of the information from which one site is warned about
+LIKE_PRIOR = 0.02  # relative difference of posterior and prior standard deviations below which the run is warned about
+FAR_BELOW = 0.5  # the same of a standard deviation relative to the smallest possible one
 # Standard errors by which a site may differ from the others: chance gives as much once in a million sites.
 CONTRADICTS = 5.0
-# A curvature beyond this is a standard deviation below 1e-12, which no double precision run can sample.
-LARGEST = 1e24
+LARGEST = 1e24  # a curvature beyond this is a standard deviation below 1e-12, which no double precision run can sample
 
 
 class DerivedAt(NamedTuple):

@@ -21,12 +21,9 @@ if TYPE_CHECKING:
     from fedpdmc.results.posterior import Posterior
 
 DURATION = 10.0
-# Synthetic records generated for each one kept, for a site that depends on some parameters only.
-MOST_TRIED = 50
-# Synthetic records of a group with an effect.
-GROUP = 5
-# The largest mean of synthetic counts.
-MOST_COUNT = 50.0
+MOST_TRIED = 50  # synthetic records generated for each one kept, for a site that depends on some parameters only
+GROUP = 5  # synthetic records of a group with an effect
+MOST_COUNT = 50.0  # the largest mean of synthetic counts
 
 
 class DryRun(NamedTuple):

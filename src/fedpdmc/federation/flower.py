@@ -32,8 +32,7 @@ from fedpdmc.validation import optional_seed  # noqa: E402
 
 logger = logging.getLogger("fedpdmc.flower")
 RECORD = "fedpdmc"
-# Seconds between two searches for nodes, and before a failed message is sent again.
-PAUSE = 3.0
+PAUSE = 3.0  # seconds between two searches for nodes, and before a failed message is sent again
 
 client_app, server_app = ClientApp(), ServerApp()
 

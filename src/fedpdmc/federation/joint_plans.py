@@ -47,8 +47,7 @@ from fedpdmc.study.contract import Study
 from fedpdmc.whitening import Reference
 
 Request = messages.Plans | messages.TurnPlans
-# Largest difference of numbers that two machines compute, relative to one plus their size.
-ROUNDING = 1e-9
+ROUNDING = 1e-9  # largest difference of numbers that two machines compute, relative to one plus their size
 
 
 def abbreviated(run: bytes, sequence: int, plans: messages.Plans, plan: Plan) -> messages.TurnPlans:

@@ -37,10 +37,8 @@ from fedpdmc.whitening import Bend, Reference
 if TYPE_CHECKING:
     from fedpdmc.federation.audit_seals import Witness
 
-# The name of the sum of all sites, if only sums are known. No site can have it.
-SUM = "/sum"
-# Rounds in which the sites agree on their masks.
-AGREEMENT = 2
+SUM = "/sum"  # the name of the sum of all sites, if only sums are known. No site can have it
+AGREEMENT = 2  # rounds in which the sites agree on their masks
 
 
 class RemoteFederation(Federation):

@@ -47,8 +47,7 @@ README = "README.txt"
 MODEL = "model.fpm"
 MEMBERS = {CONTRACT, AUTHORITY, FACTS, README}
 UNIT = "fedpdmc-site.service"
-# The checks that need no coordinator.
-LOCAL = ("contract", "data", "policy", "ledger", "certificate", "store", "disk")
+LOCAL = ("contract", "data", "policy", "ledger", "certificate", "store", "disk")  # the checks that need no coordinator
 # In a site's folder: its options, and the hash of the bundle from which it was set up.
 SETTINGS = "site.toml"
 JOINED = "bundle.sha256"

@@ -41,19 +41,15 @@ from fedpdmc.study import read_study
 from fedpdmc.validation import check_fingerprint, check_name, require_posix
 
 PREFIX = "fedpdmc1-"
-# Conversations that one token may begin.
-OPENINGS = 5
-# Bytes of a message: a bundle, in base64.
-MOST_MESSAGE = 8 * 2**20
+OPENINGS = 5  # conversations that one token may begin
+MOST_MESSAGE = 8 * 2**20  # bytes of a message: a bundle, in base64
 # Connections at a time.
 MOST_CALLERS = 32
 PATIENCE = 60.0  # seconds for a program to answer
 TELEPHONE = 3600.0  # seconds for people at the telephone
 SAME_VERSION = "Install the same version of fedpdmc on both sides."
-# In the folder of keys: the tokens' secrets, and how often each was used.
-STATE = "invitations.json"
-# In a site's folder: the file from which it was set up.
-BUNDLE = "bundle.zip"
+STATE = "invitations.json"  # in the folder of keys: the tokens' secrets, and how often each was used
+BUNDLE = "bundle.zip"  # in a site's folder: the file from which it was set up
 
 
 class Invitation(NamedTuple):

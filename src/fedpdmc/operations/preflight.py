@@ -34,10 +34,8 @@ from fedpdmc.study import Study, read_policy, read_study
 from fedpdmc.study.description import choice
 from fedpdmc.study.read_data import site_records
 
-# Seconds by which the clocks of two machines may differ.
-MOST_SKEW = 60.0
-# A certificate that expires within this number of days gets a remark.
-EXPIRES_SOON = 14
+MOST_SKEW = 60.0  # seconds by which the clocks of two machines may differ
+EXPIRES_SOON = 14  # a certificate that expires within this number of days gets a remark
 # Free bytes that a store should have.
 LEAST_ROOM = 2**30
 PLAIN = "none: plain connection on this machine"
@@ -350,8 +348,7 @@ def validity(certificate: bytes) -> str:
     return f"valid until {last:%Y-%m-%d %H:%M} UTC{soon}"
 
 
-# Seconds allowed for one step on the network.
-TIMEOUT = 15.0
+TIMEOUT = 15.0  # seconds allowed for one step on the network
 
 
 @contextmanager

@@ -28,15 +28,13 @@ from fedpdmc.federation.messages import DIGEST_BYTES, RUN_BYTES, version_remedy
 from fedpdmc.federation.site_agent.agent import Agent
 
 logger = logging.getLogger("fedpdmc.site")
-FIRST_WAIT, LONGEST_WAIT = 0.25, 30.0
-# Seconds that a site waits for the coordinator to close the stream after the run has ended.
-CLOSING = 5.0
-# How often a site whose stream broke at the end of the run dials again.
-LAST_DIALS = 3
+FIRST_WAIT = 0.25  # seconds before a site dials again; it doubles each time
+LONGEST_WAIT = 30.0  # seconds between two attempts, at most
+CLOSING = 5.0  # seconds that a site waits for the coordinator to close the stream after the run has ended
+LAST_DIALS = 3  # how often a site whose stream broke at the end of the run dials again
 # Seconds after which a site opens a new stream. Only a handshake checks whether the other side's certificate has expired.
 MOST_AGE = 3600.0
-# Seconds between two log lines about the site's progress.
-PROGRESS = 30.0
+PROGRESS = 30.0  # seconds between two log lines about the site's progress
 
 
 class AnswerStream:

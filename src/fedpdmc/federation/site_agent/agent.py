@@ -27,8 +27,8 @@ logger = logging.getLogger("fedpdmc.site")
 SOFTWARE = f"fedpdmc {__version__}"
 # A coordinator stops when it is refused. One that is refused this often, with no answer in between, is broken or hostile.
 MOST_REFUSALS = 20
-# The log has only the hash and the first bytes of a longer request that is refused without any work.
-MOST_LOGGED, BEGINNING = 4096, 1024
+MOST_LOGGED = 4096  # bytes of a request that is refused without any work, if the log has all of it
+BEGINNING = 1024  # bytes of a longer one that the log has, with its hash
 REFUSED_REQUEST = "refused request"
 
 # Requests that are part of the sequence: each is answered once.

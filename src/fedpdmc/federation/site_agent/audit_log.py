@@ -42,16 +42,14 @@ from fedpdmc.validation import has_fields, require_posix
 TITLE = b"fedpdmc audit log 1\n"
 HEAD = struct.Struct("<IBd")
 SEAL = 32
-# The value that precedes the first entry's seal in the chain of hashes.
-FIRST_SEAL = hashlib.sha256(TITLE).digest()
-# The largest entry: the longest message and a little more.
-MOST_ENTRY = 65 * 2**20
-# Bytes after which a new file is begun.
-MOST_SEGMENT = 64 * 2**20
-CURRENT, DRAFT = "audit.log", "audit.new"
+FIRST_SEAL = hashlib.sha256(TITLE).digest()  # the value that precedes the first entry's seal in the chain of hashes
+MOST_ENTRY = 65 * 2**20  # the largest entry: the longest message and a little more
+MOST_SEGMENT = 64 * 2**20  # bytes after which a new file is begun
+CURRENT = "audit.log"
+DRAFT = "audit.new"
 CLOSED = re.compile(r"audit-([0-9]{6})\.log")
-# The first note of every file except the first.
-SEGMENT, MOST_NOTE = "segment", 4096
+SEGMENT = "segment"  # the first note of every file except the first
+MOST_NOTE = 4096  # bytes of it
 # The fields of notes from which a site's state is restored.
 FIELDS = {
     "joined": {"run": bytes, "study": bytes, "site": str},
@@ -60,8 +58,7 @@ FIELDS = {
     "refused request": {"sha256": bytes},
     SEGMENT: {"number": int},
 }
-# The last second that can be shown, in the year 9999.
-LAST_SECOND = 253402300799.0
+LAST_SECOND = 253402300799.0  # the last second that can be shown, in the year 9999
 
 
 class Kind(enum.IntEnum):
@@ -195,8 +192,8 @@ with contextlib.suppress(ImportError):
 
 logger = logging.getLogger("fedpdmc.site")
 OFFSET = struct.Struct("<Q")
-# Bytes that the log leaves free on its disk, and bytes written between two checks.
-LEAST_FREE, STRIDE = 256 * 2**20, 16 * 2**20
+LEAST_FREE = 256 * 2**20  # bytes that the log leaves free on its disk
+STRIDE = 16 * 2**20  # bytes written between two checks of that
 
 
 class AuditLog:

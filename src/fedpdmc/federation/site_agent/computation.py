@@ -47,10 +47,10 @@ from fedpdmc.privacy.budget_planning import ONE_SHOT, REFERENCE
 from fedpdmc.study import Study
 from fedpdmc.whitening import Bend, Reference
 
-# Default time limit for one plan, in seconds. Usual plans take a fraction of a second.
-MOST_SECONDS = 600.0
-# Steps between two checks of the time; fewer if each passes over many records.
-MOST_STEPS, LEAST_STEPS, RECORDS_AT_ONCE = 1 << 14, 1 << 6, 1 << 26
+MOST_SECONDS = 600.0  # default time limit for one plan, in seconds. Usual plans take a fraction of a second
+MOST_STEPS = 1 << 14  # steps between two checks of the time
+LEAST_STEPS = 1 << 6  # the same if each passes over many records
+RECORDS_AT_ONCE = 1 << 26  # passed over between two checks
 
 
 @compiled
@@ -519,8 +519,7 @@ def _coarse(hessian: np.ndarray, secret: bytes) -> np.ndarray:
 
 # Process times differ from sums of durations by rounding; positions by that of the coordinator's own arithmetic.
 TIME_ROUNDING = 1e-8
-# Process time between two draws of a site's latents.
-SPACING = 1.0
+SPACING = 1.0  # process time between two draws of a site's latents
 
 Arrays = tuple[np.ndarray, ...]
 

@@ -47,7 +47,8 @@ ANSWERED = -math.log2(1 - 2**-REFUSED)  # of plans that were not
 MARGIN = 1.5  # a plan is refused if so many times its expected bits do not fit
 TIME_PER_SAMPLE = 3.0  # process time of all chains for an effective sample, about
 LEAST_TIME = 21.0  # of each chain
-PARTS, POINTS = 16, 64  # the cost of a run is estimated from so many points of the reference in each part of its time
+PARTS = 16  # of a run's time, for which its cost is estimated one after the other
+POINTS = 64  # of the reference from which the cost of a part is estimated
 NO_LIMITS = math.inf, math.inf
 SPENT = "INFORMATION_SPENT"  # the code of a refusal
 
@@ -292,9 +293,12 @@ def _states(clock: Clock, times, start, duration, velocity):
 
 SIZES = 0.005 * 2.0 ** np.arange(6)  # σ, standard deviations of third derivatives; those first that expect few events
 MOST_UNKNOWNS = 400  # of θ: third derivatives up to 11 parameters, second ones up to 26
-ROUNDED, PART = 0.006, 0.1  # standard deviation of b and B, and the part of σ that is added to it
-FOURTH, THIRD = 0.15, 0.35  # of what θ leaves out: over σ² |y|²; without third derivatives, over σ |y|²
-EVENTS, EXPOSURE = 1.0, 20.0  # of c before anything is known
+ROUNDED = 0.006  # standard deviation of b and B
+PART = 0.1  # of σ that is added to it
+FOURTH = 0.15  # standard deviation of what θ leaves out, over σ² |y|²
+THIRD = 0.35  # the same without third derivatives, over σ |y|²
+EVENTS = 1.0  # of c before anything is known
+EXPOSURE = 20.0  # of c before anything is known
 NEWTON = 2
 DIRECTIONS = 32  # drawn from the law of G for the law of a new velocity
 UNIFORM = 0.02  # weight of N(0, I) in the law of a new velocity

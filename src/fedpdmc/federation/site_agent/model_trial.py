@@ -30,18 +30,18 @@ from fedpdmc.models.model_file.records import CONSTANTS, DESIGN
 from fedpdmc.potentials.base import public_points
 from fedpdmc.study import Policy, Study, parse_study
 
-# Seconds of work and bytes of address space that a trial may take.
-MOST_SECONDS, MOST_BYTES = 60, 16 * 2**30
-# Parts into which a column's range is cut, the largest share of one of them, and public points of the parameters.
-PARTS, MOST_SHARE, POINTS = 64, 0.75, 4
-# Public records for each of a policy's least_records, as many as a site should have.
-TIMES = 5
-# Of each of these parts, the pieces that are enclosed at a time; and the public records whose other columns are taken.
-CUT, OTHERS = 2, 3
-# Pieces of plans that are checked: their first length, how often they are halved, and how many are checked together.
-PIECE, HALVINGS, TOGETHER = 0.2, 8, 256
-# How far the points are from the prior's mean, in the effect of a column on a predictor.
-EFFECT = 2.0
+MOST_SECONDS = 60  # of work that a trial may take
+MOST_BYTES = 16 * 2**30  # of address space that a trial may take
+PARTS = 64  # into which a column's range is cut
+MOST_SHARE = 0.75  # of one of these parts
+POINTS = 4  # public points of the parameters
+TIMES = 5  # public records for each of a policy's least_records, as many as a site should have
+CUT = 2  # pieces of each part that are enclosed at a time
+OTHERS = 3  # public records whose other columns are taken
+PIECE = 0.2  # first length of a piece of a plan that is checked
+HALVINGS = 8  # of such a piece, at most
+TOGETHER = 256  # pieces that are checked together
+EFFECT = 2.0  # how far the points are from the prior's mean, in the effect of a column on a predictor
 
 
 def try_model_file(study: Study, site: str, policy: Policy) -> None:

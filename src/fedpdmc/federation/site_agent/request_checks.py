@@ -28,8 +28,7 @@ DECLINED = ("FEW_RECORDS", "TOO_FAR", "TOO_WIDE")
 # Openings that may be refused, each of which counts as a point: by many of them the width of a site's own posterior could be
 # measured.
 SPARE = 4
-# The largest coordinate and speed of a plan.
-FARTHEST = 1e12
+FARTHEST = 1e12  # the largest coordinate and speed of a plan
 
 
 def refuse_if(wrong: object, code: str) -> None:

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from fedpdmc.study.contract import Study
     from fedpdmc.study.policy import Policy
 
-# The largest eigenvalue of SᵀHS: one, up to the grid of releases; more if other sites' curvature may be negative.
-WIDEST, WIDEST_NOT_CONVEX = 1.2, 100.0
+WIDEST = 1.2  # the largest eigenvalue of SᵀHS: one, up to the grid of releases
+WIDEST_NOT_CONVEX = 100.0  # the same if other sites' curvature may be negative
 # The same for a spread, which was made from derivatives at another point. Searches reach up to 1.1 on usual records.
 WIDEST_SPREAD = 4.0
 # The least part κ of the released curvature that a control variate may have: variances are at most 10 % larger.
@@ -41,13 +41,11 @@ LEAST_KEPT = 0.909
 MOST_WIDE = 8  # directions in which a reference may be as wide as the tails
 # The largest eigenvalue of SᵀWWᵀS: variances are at most nine times as large as the released curvature says.
 WIDEST_TAIL = 8.0 * (1 + 1e-6)
-# Relative difference of two quadratics that are equal up to rounding.
-SAME = 1e-9
-# The centre may differ from the last point by the remaining step of the search for the mode.
-LAST_STEP = 3.0
-# Largest distance of plans: in standard deviations, a constant and a part per root of the dimension; and a factor of the
-# policy's ``farthest``.
-REACH, REACH_PER_ROOT, BEYOND = 10.0, 3.0, 2.0
+SAME = 1e-9  # relative difference of two quadratics that are equal up to rounding
+LAST_STEP = 3.0  # the centre may differ from the last point by the remaining step of the search for the mode
+REACH = 10.0  # largest distance of plans in standard deviations, a constant part
+REACH_PER_ROOT = 3.0  # the part for each root of the dimension
+BEYOND = 2.0  # largest distance of plans, as a factor of the policy's ``farthest``
 
 
 class TrustRegion:
