@@ -14,8 +14,9 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -28,6 +29,15 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fedpdmc.errors import InputError
 from fedpdmc.validation import COORDINATOR, check_fingerprint, check_name
 
+logger = logging.getLogger("fedpdmc.keys")
+AUTHORITY_DAYS = 3650  # until an authority's certificate expires
+DAYS = 365  # until any other expires
+FILES = ("key.pem", "certificate.pem", "authority.pem")  # in a party's folder
+REVOKED = "revoked.txt"  # there: fingerprints of certificates that this party does not accept
+CRL = "crl.pem"  # there: the authority's list
+REQUEST = "request.pem"
+SECONDS = 1.0  # between two checks of the lists of revoked certificates
+PEM = serialization.Encoding.PEM
 T = TypeVar("T")
 
 
@@ -40,67 +50,109 @@ def _read(load: Callable[[bytes], T], pem: bytes) -> T:
 
 
 def read_certificate(pem: bytes) -> x509.Certificate:
-    """A certificate.
-
-    Raises
-    ------
-    ValueError
-    """
+    """A certificate, or `ValueError`."""
     return _read(x509.load_pem_x509_certificate, pem)
 
 
 def read_request(pem: bytes) -> x509.CertificateSigningRequest:
-    """A request for a certificate.
-
-    Raises
-    ------
-    ValueError
-    """
+    """A request for a certificate, or `ValueError`."""
     return _read(x509.load_pem_x509_csr, pem)
 
 
-logger = logging.getLogger("fedpdmc.keys")
-AUTHORITY_DAYS = 3650  # until an authority's certificate expires
-DAYS = 365  # until any other expires
-
-
-# The files in a party's folder.
-FILES = ("key.pem", "certificate.pem", "authority.pem")
-REVOKED = "revoked.txt"
-# Seconds between two checks of this file.
-SECONDS = 1.0
+def _curve_key(argument: str, path: Path, remedy: str) -> ec.EllipticCurvePrivateKey:
+    """The private key in a file."""
+    try:
+        key = _read(partial(serialization.load_pem_private_key, password=None), path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise InputError(argument, f"{path}: {error}", remedy) from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise InputError(argument, f"{path}, which is not a P-256 key", remedy)
+    return key
 
 
 @dataclass
 class Revocations:
-    """The certificates that a party or the authority has revoked, read again every second.
+    """The certificates that a party or the authority has revoked; both lists are read again every second.
 
-    Parameters
-    ----------
-    path : path
-        The party's file of fingerprints. Need not exist. If it is deleted, its last content stays in force.
-    issued : RevocationList, optional
-        The authority's list.
+    A list need not exist. If one is deleted, its last content stays in force, and so does the authority's if it is replaced
+    by an older or unreadable one.
+
+    ``folder``: the party's. ``authority``: the authority's certificate, whose key must have signed its list.
     """
 
-    path: Path
-    issued: RevocationList | None = field(default=None, compare=False)
-    _read: float = field(default=-math.inf, compare=False, repr=False)
-    _known: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
+    folder: Path
+    authority: bytes
+
+    def __post_init__(self):
+        self._when, self._own = -math.inf, frozenset[str]()
+        self._stamp: tuple | None = None
+        self._list: x509.CertificateRevocationList | None = None
 
     def __contains__(self, certificate: bytes) -> bool:
         now = time.monotonic()
-        if now - self._read > SECONDS:
-            if self.path.exists():
-                text = self.path.read_bytes().decode("utf-8", "replace")
-                lines = (line.split("#")[0].strip() for line in text.splitlines())
-                self._known = frozenset(check_fingerprint(line) for line in lines if line)
-            if self.issued is not None:
-                self.issued.refresh()
-            self._read = now
-        if self.issued is not None and certificate in self.issued:
-            return True
-        return bool(self._known) and fingerprint(certificate) in self._known
+        if now - self._when > SECONDS:
+            own = self.folder / REVOKED
+            if own.exists():
+                lines = own.read_bytes().decode("utf-8", "replace").splitlines()
+                words = filter(None, (line.split("#")[0].strip() for line in lines))
+                self._own = frozenset(map(check_fingerprint, words))
+            self._refresh()
+            self._when = now
+        if self._list is not None:
+            serial = read_certificate(certificate).serial_number
+            if self._list.get_revoked_certificate_by_serial_number(serial) is not None:
+                return True
+        return bool(self._own) and fingerprint(certificate) in self._own
+
+    def _refresh(self) -> None:
+        """Read the authority's list if it has changed. Raises `InputError` if it cannot be read, and none is in force."""
+        path = self.folder / CRL
+        stamp = _stamps(path)
+        if not stamp or stamp == self._stamp:
+            return
+        try:
+            found = self._read_list(path)
+            if self._list is not None and found.last_update_utc < self._list.last_update_utc:
+                raise _no_list(path, " of an earlier time than the list in force")
+        except InputError as error:
+            if self._list is None:
+                raise
+            logger.error("%s The last list stays in force.", error)
+        else:
+            self._list, until = found, found.next_update_utc
+            if until is not None and until < datetime.datetime.now(datetime.UTC):
+                logger.warning("%s has expired at %s: ask the authority for a newer one", path, until)
+        self._stamp = stamp
+
+    def _read_list(self, path: Path) -> x509.CertificateRevocationList:
+        try:
+            found = x509.load_pem_x509_crl(path.read_bytes())
+            root = read_certificate(self.authority)
+            good = found.issuer == root.subject and found.is_signature_valid(root.public_key())  # type: ignore[arg-type]
+            # The entries are parsed when they are asked for.
+            list(found)
+        except Exception as error:
+            # The library raises many kinds of errors for files that are not lists.
+            raise _no_list(path, f", which cannot be read ({type(error).__name__})") from error
+        if not good:
+            raise _no_list(path, ", which the study's authority has not signed")
+        return found
+
+
+def _no_list(path: Path, fault: str) -> InputError:
+    return InputError(
+        "keys", f"{path}{fault}", "Give the authority's revocation list, as `openssl ca -gencrl` writes it."
+    )
+
+
+def _stamps(*paths: Path) -> tuple:
+    """A value that changes when a file is written or replaced, without reading it."""
+    found = []
+    for path in paths:
+        with contextlib.suppress(OSError):
+            status = path.stat()
+            found.append((path.name, status.st_ino, status.st_size, status.st_mtime_ns))
+    return tuple(found)
 
 
 class Credentials(NamedTuple):
@@ -125,9 +177,8 @@ def revoke(folder: str | Path, fingerprints: Sequence[str]) -> Path:
     """Add certificates to a party's revocations. A running coordinator notices."""
     path = Path(folder) / REVOKED
     if not (Path(folder) / "certificate.pem").exists():
-        raise InputError(
-            "keys", f"{folder} without certificate.pem", "Give a party's folder, such as keys/coordinator."
-        )
+        remedy = "Give a party's folder, such as keys/coordinator."
+        raise InputError("keys", f"{folder} without certificate.pem", remedy)
     known = path.read_text() if path.exists() else ""
     draft = path.with_suffix(".new")
     draft.write_text(known + "".join(f"{check_fingerprint(one)}\n" for one in fingerprints))
@@ -143,8 +194,6 @@ def make_keys(folder: str | Path, sites: Sequence[str], *, days: int = DAYS, hos
 
     Parameters
     ----------
-    folder : path
-    sites : sequence of str
     days : int
         Days until the certificates expire.
     hosts : sequence of str
@@ -172,46 +221,27 @@ def read_credentials(folder: str | Path) -> Credentials:
     folder = Path(folder)
     try:
         key, certificate, authority = ((folder / name).read_bytes() for name in FILES)
-        if not _belong(key, certificate):
-            raise InputError(
-                "keys",
-                f"{folder}/certificate.pem of another key",
-                "Use the certificate that was made for this key.",
-            )
+        try:
+            public = serialization.load_pem_private_key(key, None).public_key()
+            certificate_name(certificate)
+            same = public == read_certificate(certificate).public_key()
+        except (ValueError, TypeError, IndexError, UnsupportedAlgorithm) as error:
+            remedy = "Give key.pem and certificate.pem as PEM, the key without a password."
+            raise InputError("keys", str(error), remedy) from error
+        if not same:
+            remedy = "Use the certificate that was made for this key."
+            raise InputError("keys", f"{folder}/certificate.pem of another key", remedy)
         if os.name == "posix" and (folder / "key.pem").stat().st_mode & 0o077:
             logger.warning("%s is readable by other users: run chmod 600 on it", folder / "key.pem")
-        revoked = Revocations(folder / REVOKED, RevocationList(folder / CRL, authority))
-        return Credentials(key, certificate, authority, revoked, folder)
+        return Credentials(key, certificate, authority, Revocations(folder, authority), folder)
     except OSError as error:
-        raise InputError(
-            "keys",
-            f"{error.strerror}: {error.filename}",
-            "Give a party's folder with key.pem, certificate.pem, authority.pem.",
-        ) from error
-
-
-def _belong(key: bytes, certificate: bytes) -> bool:
-    """Whether a certificate belongs to this key."""
-    try:
-        public = serialization.load_pem_private_key(key, None).public_key()
-        certificate_name(certificate)
-        return public == read_certificate(certificate).public_key()
-    except (ValueError, TypeError, IndexError, UnsupportedAlgorithm) as error:
-        raise InputError(
-            "keys", str(error), "Give key.pem and certificate.pem as PEM, the key without a password."
-        ) from error
+        remedy = "Give a party's folder with key.pem, certificate.pem, authority.pem."
+        raise InputError("keys", f"{error.strerror}: {error.filename}", remedy) from error
 
 
 def stamp(credentials: Credentials) -> tuple:
-    """A value that changes when a file in the folder of keys is written or replaced, without reading it."""
-    if credentials.folder is None:
-        return ()
-    found = []
-    for name in FILES:
-        with contextlib.suppress(OSError):
-            status = (credentials.folder / name).stat()
-            found.append((name, status.st_ino, status.st_size, status.st_mtime_ns))
-    return tuple(found)
+    """A value that changes when a file in the folder of keys is written or replaced."""
+    return () if credentials.folder is None else _stamps(*(credentials.folder / name for name in FILES))
 
 
 def renewed(credentials: Credentials) -> Credentials:
@@ -246,9 +276,8 @@ def names(certificate: bytes) -> set[str]:
     except x509.ExtensionNotFound:
         return {certificate_name(certificate)}
     except ValueError as error:
-        raise InputError(
-            "keys", f"certificate.pem with unreadable extensions: {error}", "Ask for a new one."
-        ) from error
+        remedy = "Ask for a new one."
+        raise InputError("keys", f"certificate.pem with unreadable extensions: {error}", remedy) from error
     return {certificate_name(certificate), *hosts.get_values_for_type(x509.DNSName)}
 
 
@@ -285,18 +314,30 @@ def signer(
         return None
 
 
+def signature_fault(
+    credentials: Credentials, name: str, certificate: bytes, signature: bytes, data: bytes, pinned: Mapping[str, str]
+) -> str:
+    """Why a message is not signed by this party; empty if it is.
+
+    ``pinned`` has the fingerprints of the only certificates that are accepted for the named parties.
+    """
+    if signer(credentials, certificate, signature, data) != name:
+        return f"the key of {name} is not signed by that site"
+    if name in pinned and fingerprint(certificate) != pinned[name]:
+        return f"the certificate of {name} is not the one in the policy"
+    return ""
+
+
 def open_authority(folder: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
     """The key and certificate of the authority in a folder."""
     remedy = "Give the folder of an authority, from `fedpdmc keys authority` or `fedpdmc keys make`."
+    key = _curve_key("authority", folder / "key.pem", remedy)
     try:
-        key = serialization.load_pem_private_key((folder / "key.pem").read_bytes(), None)
-        certificate = read_certificate((folder / "certificate.pem").read_bytes())
-        certificate_name((folder / "certificate.pem").read_bytes())
-    except (OSError, ValueError, TypeError, IndexError, UnsupportedAlgorithm) as error:
+        pem = (folder / "certificate.pem").read_bytes()
+        certificate_name(pem)
+        return key, read_certificate(pem)
+    except (OSError, ValueError, IndexError) as error:
         raise InputError("authority", f"{folder}: {error}", remedy) from error
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise InputError("authority", f"{folder / 'key.pem'}, which is not a P-256 key", remedy)
-    return key, certificate
 
 
 def make_authority(folder: str | Path) -> str:
@@ -305,7 +346,7 @@ def make_authority(folder: str | Path) -> str:
     if (folder / "key.pem").exists():
         raise InputError("authority", f"{folder}, which has one", "Use it, or give a new folder.")
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedpdmc study authority")])
+    name = _common_name("fedpdmc study authority")
     builder = (
         _start_certificate(name, name, key.public_key(), AUTHORITY_DAYS)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -314,6 +355,10 @@ def make_authority(folder: str | Path) -> str:
     certificate = builder.sign(key, hashes.SHA256())
     _write(folder, key, certificate, certificate)
     return certificate.fingerprint(hashes.SHA256()).hex()
+
+
+def _common_name(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
 def _host(name: str) -> x509.GeneralName:
@@ -332,11 +377,10 @@ def certify(
     hosts: Sequence[str],
 ) -> tuple[x509.Certificate, x509.Certificate]:
     """A party's certificate for its public key, and the authority's."""
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     serves = name == COORDINATOR
     purpose = ExtendedKeyUsageOID.SERVER_AUTH if serves else ExtendedKeyUsageOID.CLIENT_AUTH
     builder = (
-        _start_certificate(subject, authority.subject, key, days)
+        _start_certificate(_common_name(name), authority.subject, key, days)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
@@ -358,12 +402,10 @@ def _node_key(folder: Path) -> None:
     """A key for a SuperNode's authentication at its SuperLink, in Flower's format."""
     if (folder / "node").exists():
         return
-    key, form = ec.generate_private_key(ec.SECP384R1()), serialization.Encoding.OpenSSH
-    secret = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
-    )
-    write_secret(folder / "node", secret)
-    (folder / "node.pub").write_bytes(key.public_key().public_bytes(form, serialization.PublicFormat.OpenSSH))
+    key = ec.generate_private_key(ec.SECP384R1())
+    write_secret(folder / "node", _private(key, serialization.PrivateFormat.OpenSSH))
+    form = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    (folder / "node.pub").write_bytes(key.public_key().public_bytes(*form))
 
 
 def _start_certificate(subject, issuer, key, days: int) -> x509.CertificateBuilder:
@@ -389,12 +431,17 @@ def _usage(signs: bool) -> x509.KeyUsage:
 
 def _write(folder: Path, key, certificate: x509.Certificate, authority: x509.Certificate) -> None:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    secret = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    write_secret(folder / "key.pem", secret)
-    (folder / "certificate.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    (folder / "authority.pem").write_bytes(authority.public_bytes(serialization.Encoding.PEM))
+    write_secret(folder / "key.pem", _private(key))
+    _write_certificates(folder, certificate, authority)
+
+
+def _write_certificates(folder: Path, certificate: x509.Certificate, authority: x509.Certificate) -> None:
+    for name, one in zip(FILES[1:], (certificate, authority), strict=True):
+        (folder / name).write_bytes(one.public_bytes(PEM))
+
+
+def _private(key: ec.EllipticCurvePrivateKey, form=serialization.PrivateFormat.PKCS8) -> bytes:
+    return key.private_bytes(PEM, form, serialization.NoEncryption())
 
 
 def write_secret(path: Path, secret: bytes) -> None:
@@ -404,84 +451,9 @@ def write_secret(path: Path, secret: bytes) -> None:
         file.write(secret)
 
 
-# Revocation ------------------------------------------------------------------------------------------------------------
-
-
-CRL = "crl.pem"
-REMEDY = "Give the authority's revocation list, as `openssl ca -gencrl` writes it."
-
-
-class RevocationList:
-    """The certificates that the authority has revoked, by serial number.
-
-    Parameters
-    ----------
-    path : path
-        Need not exist. If it is deleted, or replaced by an older or unreadable one, the last list stays in force.
-    authority : bytes
-        The authority's certificate, whose key must have signed the list.
-    """
-
-    def __init__(self, path: Path, authority: bytes):
-        self.path, self.authority = path, authority
-        self._stamp: tuple | None = None
-        self._list: x509.CertificateRevocationList | None = None
-
-    def refresh(self) -> None:
-        """Read the file if it has changed.
-
-        Raises
-        ------
-        InputError
-            It cannot be read, and no list is in force.
-        """
-        try:
-            status = self.path.stat()
-        except FileNotFoundError:
-            return
-        stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
-        if stamp == self._stamp:
-            return
-        try:
-            found = self._read()
-            if self._list is not None and found.last_update_utc < self._list.last_update_utc:
-                raise InputError("keys", f"{self.path} of an earlier time than the list in force", REMEDY)
-        except InputError as error:
-            if self._list is None:
-                raise
-            logger.error("%s The last list stays in force.", error)
-        else:
-            self._list = found
-            until = found.next_update_utc
-            if until is not None and until < datetime.datetime.now(datetime.UTC):
-                logger.warning("%s has expired at %s: ask the authority for a newer one", self.path, until)
-        self._stamp = stamp
-
-    def _read(self) -> x509.CertificateRevocationList:
-        try:
-            found = x509.load_pem_x509_crl(self.path.read_bytes())
-            root = read_certificate(self.authority)
-            good = found.issuer == root.subject and found.is_signature_valid(root.public_key())  # type: ignore[arg-type]
-            # The entries are parsed when they are asked for.
-            list(found)
-        except Exception as error:
-            # The library raises many kinds of errors for files that are not lists.
-            raise InputError("keys", f"{self.path}, which cannot be read ({type(error).__name__})", REMEDY) from error
-        if not good:
-            raise InputError("keys", f"{self.path}, which the study's authority has not signed", REMEDY)
-        return found
-
-    def __contains__(self, certificate: bytes) -> bool:
-        if self._list is None:
-            return False
-        serial = read_certificate(certificate).serial_number
-        return self._list.get_revoked_certificate_by_serial_number(serial) is not None
-
-
 # Requests --------------------------------------------------------------------------------------------------------------
 
 
-REQUEST = "request.pem"
 MADE_BY = "Give the request.pem from `fedpdmc keys request`."
 
 
@@ -490,24 +462,18 @@ def request_certificate(folder: str | Path, name: str) -> tuple[Path, str]:
 
     An existing key is kept, so that its certificate can be renewed.
 
-    Parameters
-    ----------
-    folder : path
-        The party's folder of keys: ``key.pem`` stays there, ``request.pem`` is sent to the authority.
-    name : str
-        The site's name in the contract, or ``coordinator``.
+    ``folder``: the party's folder of keys: ``key.pem`` stays there, ``request.pem`` is sent to the authority. ``name``:
+    the site's name in the contract, or ``coordinator``.
     """
     folder = Path(folder)
     if name != COORDINATOR:
         check_name(name)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if not (folder / "key.pem").exists():
-        form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        write_secret(folder / "key.pem", ec.generate_private_key(ec.SECP256R1()).private_bytes(*form))
-    key = _key(folder / "key.pem")
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    made = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, hashes.SHA256())
-    (folder / REQUEST).write_bytes(made.public_bytes(serialization.Encoding.PEM))
+        write_secret(folder / "key.pem", _private(ec.generate_private_key(ec.SECP256R1())))
+    key = _curve_key("keys", folder / "key.pem", "Give a folder with a P-256 key that can be read, or a new one.")
+    made = x509.CertificateSigningRequestBuilder().subject_name(_common_name(name)).sign(key, hashes.SHA256())
+    (folder / REQUEST).write_bytes(made.public_bytes(PEM))
     return folder / REQUEST, key_fingerprint(key.public_key())
 
 
@@ -546,8 +512,7 @@ def sign_request(
     made, root = certify(*open_authority(Path(authority)), name, key, days, hosts)
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    for file, certificate in (("certificate.pem", made), ("authority.pem", root)):
-        (folder / file).write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    _write_certificates(folder, made, root)
     return key_fingerprint(key)
 
 
@@ -569,16 +534,4 @@ def requested_key(request: bytes, name: str) -> ec.EllipticCurvePublicKey:
         raise InputError("request", "one that is not signed with its own P-256 key", "Ask the party for a new request.")
     if names != [name]:
         raise InputError("request", f"one in the name of {names}", f"Give the request of {name!r}, or its name.")
-    return key
-
-
-def _key(path: Path) -> ec.EllipticCurvePrivateKey:
-    try:
-        key = serialization.load_pem_private_key(path.read_bytes(), None)
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise InputError(
-            "keys", f"{path}: {error}", "Give a folder with a key that can be read, or a new one."
-        ) from error
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise InputError("keys", f"{path}, which is not a P-256 key", "Give a new folder.")
     return key

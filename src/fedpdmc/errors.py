@@ -85,7 +85,6 @@ class WireError(FedPDMCError):
     ----------
     field : str
         Where in the message.
-    found : str
     """
 
     def __init__(self, field: str, found: str):
@@ -109,7 +108,6 @@ class Refused(FedPDMCError):
 
     Attributes
     ----------
-    site : str
     code : str
         A code; the site's own log has the details.
     """
@@ -117,6 +115,24 @@ class Refused(FedPDMCError):
     def __init__(self, site: str, code: str, remedy: str = "The site's audit log says why."):
         self.site, self.code = site, code
         super().__init__(f"site {site!r} refused (code {code}). {remedy}")
+
+
+class RequestRefused(Exception):
+    """A site does not answer a request.
+
+    Parameters
+    ----------
+    code : str
+        What the coordinator is sent.
+    words : str
+        For the site's own log.
+    chain : int
+        Counted from one, if the reason is in one chain.
+    """
+
+    def __init__(self, code: str, words: str = "", chain: int = 0):
+        self.code, self.words, self.chain = code, words, chain
+        super().__init__(words or code)
 
 
 class LimitReached(Refused):

@@ -89,9 +89,8 @@ def optional_seed(argument: str, value: Any, bits: int = 63) -> int | None:
 def require_posix(what: str) -> None:
     """Refuse what needs the file locks, descriptors and signals of POSIX."""
     if sys.platform == "win32":
-        raise InputError(
-            "platform", "Windows", f"{what} needs Linux or macOS: use WSL 2 or a container on this machine."
-        )
+        remedy = f"{what} needs Linux or macOS: use WSL 2 or a container on this machine."
+        raise InputError("platform", "Windows", remedy)
 
 
 def has_fields(record: Any, fields: Mapping[str, type | tuple[type, ...]]) -> bool:
@@ -112,9 +111,8 @@ def has_fields(record: Any, fields: Mapping[str, type | tuple[type, ...]]) -> bo
 def one_of(argument: str, value: Any, allowed: Collection[str], known: Collection[str] = ()) -> str:
     """One of several words; the nearest is looked for among those known, if given."""
     if not isinstance(value, str) or value not in allowed:
-        raise InputError(
-            argument, repr(value), f"{suggest(value, known or allowed)}Give one of {', '.join(map(repr, allowed))}."
-        )
+        remedy = f"{suggest(value, known or allowed)}Give one of {', '.join(map(repr, allowed))}."
+        raise InputError(argument, repr(value), remedy)
     return value
 
 
@@ -147,9 +145,8 @@ def check_name(name: str) -> str:
             "Give 1 to 64 letters of one script, digits, spaces inside, and . - _ + : @, not beginning with a hyphen.",
         )
     if name == COORDINATOR:
-        raise InputError(
-            "site name", repr(name), "This name is reserved for the coordinator. Give the site another one."
-        )
+        remedy = "This name is reserved for the coordinator. Give the site another one."
+        raise InputError("site name", repr(name), remedy)
     return name
 
 
@@ -158,18 +155,16 @@ def finite_array(name: str, value: Any, ndim: int | tuple[int, ...], shape: str)
     try:
         array = np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise InputError(
-            name, f"{type(value).__name__} that is not numeric", f"Give an array of shape {shape}."
-        ) from error
+        remedy = f"Give an array of shape {shape}."
+        raise InputError(name, f"{type(value).__name__} that is not numeric", remedy) from error
     ranks = (ndim,) if isinstance(ndim, int) else ndim
     if array.ndim not in ranks:
         raise InputError(name, f"shape {array.shape}", f"Give an array of shape {shape}.")
     bad = np.argwhere(~np.isfinite(array))
     if len(bad):
         where = tuple(int(i) for i in bad[0])
-        raise InputError(
-            name, f"{array[where]} at index {where}", "Remove or impute values that are missing or infinite."
-        )
+        remedy = "Remove or impute values that are missing or infinite."
+        raise InputError(name, f"{array[where]} at index {where}", remedy)
     return array
 
 

@@ -14,7 +14,7 @@ import fedpdmc as fp
 from fedpdmc.cli import app
 from fedpdmc.cli.runner import exit_status
 from fedpdmc.federation import dry_run
-from fedpdmc.federation.site_agent import versions
+from fedpdmc.federation.site_agent import audit_log
 from fedpdmc.study.description import DERIVATIVES as DESCRIBED
 from fedpdmc.study.schema import DERIVATIVES
 
@@ -102,8 +102,8 @@ def test_a_study_runs_in_process_is_shown_and_replayed(call, folder, tmp_path, m
     assert "joined" in shown and "Arrivals" in shown and "arrivals on" in shown
     replayed = call("audit", "replay", "study.toml", "--name", "north", "--data", "north.csv", "--store", store)
     assert "0 differ" in replayed and "written with" not in replayed
-    here = versions.present()
-    monkeypatch.setattr(versions, "present", lambda: here | {"jax": "99.0"})
+    here = audit_log.software_here()
+    monkeypatch.setattr(audit_log, "software_here", lambda: here | {"jax": "99.0"})
     other = ("audit", "replay", "study.toml", "--name", "north", "--data", "south.csv", "--store", store)
     said = " ".join(call(*other, status=1).split())
     assert "the answer differs from the log" in said

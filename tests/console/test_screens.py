@@ -28,14 +28,14 @@ def resize(columns):
         fcntl.ioctl(2, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         os.kill(os.getpid(), signal.SIGWINCH)
 
-looks, view = [0], progress.Showing.view
+looks, view = [0], progress.Display.view
 
 def counted(self):
     found = view(self)
     looks[0] += 1
     return found
 
-progress.Showing.view = counted
+progress.Display.view = counted
 
 def seen(this, seconds):
     """Time for a reader to see it: on a screen that is drawn by itself, however slow, until it has been."""
@@ -48,13 +48,13 @@ def show(name):
     with progress.showing(True, lambda: "north 1.2 ms, south away for 3 s") as this:
         progress.report("compiling", 3, 18)
         seen(this, 0.15)
-        with progress.Display(True, "burn-in") as display:
+        with progress.showing(True, phase="burn-in") as display:
             seen(this, 0.15)
             display.aim(0.0)
             for k in range(3):
                 display.tick(Tick(-5.0, -5.0 + 2 * k, 0.0, 100 * k, 4 * k, 0.1))
                 time.sleep(0.05)
-        with progress.Display(True, "sampling") as display:
+        with progress.showing(True, phase="sampling") as display:
             display.aim(20.0, 1000.0)
             for k in range(1, 8):
                 display.tick(Tick(0.0, 2.0 * k, 10.0, 1000 * k, 8 + 4 * k, 0.1))
@@ -149,7 +149,7 @@ def test_a_pipe_gets_whole_lines_whatever_its_colours_or_none():
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     assert "\x1b" not in done.stderr
     assert "fedpdmc: compiling (site 3 of 18)" in done.stderr and "about" in done.stderr
-    words[2] = SCRIPT.replace("showing(True", "showing(False").replace("Display(True", "Display(False")
+    words[2] = SCRIPT.replace("showing(True", "showing(False")
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     assert done.stderr == ""
 

@@ -55,7 +55,7 @@ def zygote() -> None:
 
     import fedpdmc.federation.grpc.client
     import fedpdmc.federation.grpc.server
-    import fedpdmc.federation.resume
+    import fedpdmc.federation.session
     import fedpdmc.operations.serve  # noqa: F401
     from fedpdmc.__main__ import main
     from fedpdmc.federation.site_agent import audit_log

@@ -20,10 +20,10 @@ import fedpdmc.certificates
 from fedpdmc.certificates import Credentials, fingerprint, make_keys, read_credentials, revoke
 from fedpdmc.errors import InputError, Refused
 from fedpdmc.federation import messages as wire
-from fedpdmc.federation.codecs import MOST_BYTES
 from fedpdmc.federation.grpc import client, server
 from fedpdmc.federation.grpc.client import serve
 from fedpdmc.federation.grpc.tls import JOIN, SERVICE
+from fedpdmc.federation.messages import MOST_BYTES
 
 
 @pytest.fixture(scope="module")

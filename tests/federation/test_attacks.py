@@ -17,7 +17,7 @@ from tests.federation.studies import SEED, SITE_SEED, Folder, same_bits
 import fedpdmc as fp
 from fedpdmc.certificates import fingerprint, make_keys, read_credentials, revoke
 from fedpdmc.federation import messages
-from fedpdmc.federation.grpc import connection_limits
+from fedpdmc.federation.grpc import server
 from fedpdmc.federation.grpc.tls import JOIN, SERVICE
 
 
@@ -127,21 +127,21 @@ def test_one_certificate_does_not_lock_other_sites_out(folder, tmp_path, revoked
 def test_connections_that_say_nothing_are_few_and_end(folder, monkeypatch, caplog):
     caplog.set_level(logging.WARNING, "fedpdmc")
     with folder.listening() as connection:
-        limits = connection_limits.ConnectionLimits.of(len(folder.study.sites))
+        limits = server.ConnectionLimits.of(len(folder.study.sites))
         with idle_connections(connection.address, 60, "127.0.0.3") as held:
             assert wait_until(lambda: still_open(held) <= limits.each)
             # Another address is not concerned.
             with dial(connection.address, "127.0.0.4") as other:
                 time.sleep(0.2)
                 assert still_open([other]) == 1
-            monkeypatch.setattr(connection_limits, "TIMEOUT", 0.5)
+            monkeypatch.setattr(server, "TIMEOUT", 0.5)
             assert wait_until(lambda: still_open(held) == 0)
     lines = [record.message for record in caplog.records if "127.0.0.3 was shut down" in record.message]
-    assert 0 < len(lines) <= connection_limits.LINES
+    assert 0 < len(lines) <= server.LINES
 
 
 def test_a_site_that_is_admitted_stays_however_long_it_is_silent(folder, monkeypatch):
-    monkeypatch.setattr(connection_limits, "TIMEOUT", 0.3)
+    monkeypatch.setattr(server, "TIMEOUT", 0.3)
     own, silence = read_credentials(folder.keys("north")), queue.SimpleQueue()
     secret = grpc.ssl_channel_credentials(own.authority, own.key, own.certificate)
     with folder.listening() as connection:
@@ -158,12 +158,12 @@ def test_a_site_that_is_admitted_stays_however_long_it_is_silent(folder, monkeyp
 
 
 def test_lines_about_one_address_are_counted_not_written(caplog, monkeypatch):
-    monkeypatch.setattr(connection_limits, "SECONDS_A_LINE", 0.2)
-    lines = connection_limits.RateLimitedLog()
+    monkeypatch.setattr(server, "SECONDS_A_LINE", 0.2)
+    lines = server.RateLimitedLog()
     for k in range(1000):
         lines.warn("192.0.2.1", "line %d", k)
     lines.warn("192.0.2.2", "of another")
-    assert len(caplog.records) <= connection_limits.LINES + 2
+    assert len(caplog.records) <= server.LINES + 2
     time.sleep(0.25)
     lines.warn("192.0.2.1", "the last")
     assert "that were not logged" in caplog.records[-1].message
@@ -179,13 +179,13 @@ def test_lines_about_one_address_are_counted_not_written(caplog, monkeypatch):
     ],
 )
 def test_a_peer_is_an_address_and_a_port(peer, address):
-    assert connection_limits.split_peer(peer) == address
+    assert server.split_peer(peer) == address
 
 
 def test_of_an_ipv6_address_the_network_counts():
     assert (
-        connection_limits.source_network("2001:db8::1")
-        == connection_limits.source_network("2001:db8::ffff")
-        != connection_limits.source_network("2001:db9::1")
+        server.source_network("2001:db8::1")
+        == server.source_network("2001:db8::ffff")
+        != server.source_network("2001:db9::1")
     )
-    assert connection_limits.source_network("192.0.2.1") != connection_limits.source_network("192.0.2.2")
+    assert server.source_network("192.0.2.1") != server.source_network("192.0.2.2")

@@ -15,8 +15,8 @@ from tests.federation.studies import ZIGZAG, Folder
 
 import fedpdmc
 from fedpdmc.errors import InputError, Refused
-from fedpdmc.federation import message_format, messages
-from fedpdmc.federation.site_agent import audit_log, versions
+from fedpdmc.federation import messages
+from fedpdmc.federation.site_agent import audit_log
 from fedpdmc.federation.site_agent.agent import MOST_REFUSALS
 from fedpdmc.federation.site_agent.audit_log import AuditLog, Kind, read_log
 from fedpdmc.federation.site_agent.audit_replay import replay, show
@@ -225,14 +225,14 @@ def test_the_log_says_with_what_it_was_written_and_a_replay_with_something_else_
     assert lines[-1] == f"{len(lines) - 1} entries, seal {agent.log._seal.hex()}"
     found = replay(zigzag.study, "north", zigzag.data["north"], store=store)
     assert (found.same, found.different, found.software) == (2, [], [])
-    here = versions.present()
-    monkeypatch.setattr(versions, "present", lambda: here | {"jax": "99.0"})
+    here = audit_log.software_here()
+    monkeypatch.setattr(audit_log, "software_here", lambda: here | {"jax": "99.0"})
     found = replay(zigzag.study, "north", zigzag.data["north"], store=store)
     assert found.same == 2 and found.software == [f"jax {here['jax']} (here 99.0)"]
     # A site that goes on with other software writes that down, once.
     for _ in range(2):
         zigzag.agent("north", store).log.close()
-    notes = [entry.note["jax"] for entry in read_log(store) if versions.written(entry)]
+    notes = [entry.note["jax"] for entry in read_log(store) if audit_log.software_of(entry)]
     assert notes == [here["jax"], "99.0"]
     agent.log = AuditLog(store)
 
@@ -242,13 +242,13 @@ def test_a_log_of_another_version_is_named(zigzag, agent, monkeypatch):
     agent.log.close()
     # The control: software that reads the log's version goes on with it.
     zigzag.agent("north", store).log.close()
-    layouts = {(message_format.VERSION + 1, kind): layout for (_, kind), layout in message_format.LAYOUTS.items()}
+    layouts = {(messages.VERSION + 1, kind): layout for (_, kind), layout in messages.LAYOUTS.items()}
     for name, value in (
-        ("READABLE", (message_format.VERSION + 1,)),
+        ("READABLE", (messages.VERSION + 1,)),
         ("LAYOUTS", layouts),
-        ("VERSION", message_format.VERSION + 1),
+        ("VERSION", messages.VERSION + 1),
     ):
-        monkeypatch.setattr(message_format, name, value)
+        monkeypatch.setattr(messages, name, value)
     with pytest.raises(InputError, match=rf"a log of fedpdmc {re.escape(fedpdmc.__version__)}: wire version"):
         zigzag.agent("north", store)
     with pytest.raises(InputError, match="Replay it with the version that wrote it"):

@@ -14,8 +14,9 @@ from fedpdmc.federation import masking, messages
 from fedpdmc.federation.derivative_plausibility import Plausible
 from fedpdmc.federation.derivative_rounding import COARSE
 from fedpdmc.federation.remote import RemoteFederation, RemoteSite
-from fedpdmc.federation.resume import _mode
+from fedpdmc.federation.session import _mode
 from fedpdmc.federation.site_agent.audit_replay import replay
+from fedpdmc.federation.site_agent.derivative_disclosure import ReleasePlace
 from fedpdmc.federation.transport import DirectTransport
 from fedpdmc.members.site import derivatives
 from fedpdmc.potentials import Logistic, Poisson
@@ -131,7 +132,7 @@ def test_a_spread_is_no_wider_than_the_sites_own_posterior(agent):
 def test_the_contributions_that_are_checked_are_those_of_the_release(guarded, tmp_path):
     agent = guarded.agent("north", tmp_path / "store")
     control = agent.computation._control
-    terms = double_precision(control._terms)(X, SPREAD)
+    terms = double_precision(control._at)(ReleasePlace(X, SPREAD))
     value, gradient, hessian = own(agent, X, SPREAD)
     assert terms.value.sum() == pytest.approx(value, rel=1e-10)
     np.testing.assert_allclose(terms.slope @ control._design, gradient, rtol=1e-10)

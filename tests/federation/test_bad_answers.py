@@ -12,12 +12,11 @@ from tests.federation.studies import FEW_ROUNDS, SEED, Folder
 import fedpdmc as fp
 import fedpdmc.certificates
 from fedpdmc.certificates import read_credentials
-from fedpdmc.errors import BadAnswer, Refused
+from fedpdmc.errors import BadAnswer, Refused, RequestRefused
 from fedpdmc.federation import messages as wire
 from fedpdmc.federation import transport
 from fedpdmc.federation.grpc.client import serve
 from fedpdmc.federation.site_agent.agent import MOST_REFUSALS
-from fedpdmc.federation.site_agent.request_checks import RequestRefused
 from fedpdmc.federation.transport import Request
 
 
@@ -127,7 +126,7 @@ def test_a_refusal_ends_the_run_at_once_though_another_site_is_away(folder, fres
     agents.pop("south").log.close()
     monkeypatch.setattr(agents["north"].computation, "check", refuse)
     if waits:
-        monkeypatch.setattr(transport, "REFUSAL", "none")
+        monkeypatch.setattr(transport, "claimed_kind", lambda data: "none")
     ends = []
 
     def run(connection):

@@ -10,10 +10,10 @@ from tests.federation.test_private_effects import BENT
 from tests.study.contracts import EFFECTS, POLICY
 
 from fedpdmc._jax.precision import double_precision
-from fedpdmc.errors import WireError
+from fedpdmc.errors import RequestRefused, WireError
 from fedpdmc.federation import messages
 from fedpdmc.federation.derivative_rounding import digits_of
-from fedpdmc.federation.site_agent.derivative_disclosure import DisclosureRefused, ReleasePlace
+from fedpdmc.federation.site_agent.derivative_disclosure import ReleasePlace
 from fedpdmc.federation.site_agent.trust_region import _curvature, _widest
 from fedpdmc.members.site import derivatives
 from fedpdmc.whitening import Bend, steepness
@@ -143,7 +143,7 @@ def test_a_run_opens_in_the_coordinates_of_the_last_release(agent):
 def too_far(agent, plans):
     try:
         agent.computation._region.check_plans(plans)
-    except DisclosureRefused as refused:
+    except RequestRefused as refused:
         assert refused.code == "TOO_FAR"
         return True
     return False
@@ -153,7 +153,7 @@ def too_far(agent, plans):
 def test_releases_are_compared_in_units_of_the_log_spread(agent):
     """At a point the gradient of u is T' times that of s: a record has the same part of both."""
     control, bend = agent.computation._control, Bend((3,), jnp.asarray(NUMBERS))
-    one, other = control._of(ReleasePlace(bend(U))), control._of(ReleasePlace(U, None, bend))
+    one, other = control._at(ReleasePlace(bend(U))), control._at(ReleasePlace(U, None, bend))
     np.testing.assert_allclose(one.gradient, other.gradient, rtol=1e-6, atol=1e-10)
     slope = float(steepness(U[3:], NUMBERS)[0])
     assert abs(slope - 1) > 0.3

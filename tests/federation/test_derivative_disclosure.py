@@ -20,7 +20,7 @@ from fedpdmc.federation.derivative_plausibility import Plausible
 from fedpdmc.federation.derivative_rounding import FINE
 from fedpdmc.federation.grpc.client import serve
 from fedpdmc.federation.remote import RemoteFederation, RemoteSite
-from fedpdmc.federation.resume import _mode
+from fedpdmc.federation.session import _mode
 from fedpdmc.federation.site_agent import start
 from fedpdmc.federation.site_agent.audit_replay import replay
 from fedpdmc.federation.site_agent.request_checks import SPARE

@@ -271,7 +271,7 @@ def test_a_site_of_made_up_records_that_is_silent_is_warned_of(tmp_path):
 def test_some_chains_set_out_wider_than_the_reference(tmp_path):
     folder = Folder(tmp_path, OWN.replace("chains = 4", "chains = 64"))
     from fedpdmc._jax.precision import double_precision
-    from fedpdmc.federation.resume import _method
+    from fedpdmc.federation.session import _method
     from fedpdmc.results.diagnostics import wide_chains
     from fedpdmc.sampling.factory import start_state
 

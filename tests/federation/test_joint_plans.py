@@ -11,15 +11,13 @@ from tests.study.contracts import CONTRACT
 import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.certificates import make_keys, read_credentials
-from fedpdmc.errors import BadAnswer, Refused
+from fedpdmc.errors import BadAnswer, Refused, RequestRefused
 from fedpdmc.federation import messages
-from fedpdmc.federation.joint_plans import _compare
+from fedpdmc.federation.joint_plans import _compare, fingerprint, whole
 from fedpdmc.federation.session import join
 from fedpdmc.federation.site_agent.audit_replay import replay
-from fedpdmc.federation.site_agent.request_checks import RequestRefused
 from fedpdmc.federation.site_agent.start import open_agent
 from fedpdmc.federation.transport import DirectTransport
-from fedpdmc.federation.turn_plans import fingerprint, whole
 from fedpdmc.study import read_policy
 
 KINDS = {

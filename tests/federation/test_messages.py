@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.federation.kinds import DIGEST, RUN, arrays, messages
 
 from fedpdmc.errors import BadAnswer, WireError
-from fedpdmc.federation import answer_checks, message_format
+from fedpdmc.federation import answer_checks
 from fedpdmc.federation import messages as wire
 
 
@@ -24,14 +24,14 @@ def test_a_message_comes_back_to_the_bit(message):
     assert wire.encode(back) == data
 
 
-@pytest.mark.parametrize("version", message_format.READABLE)
+@pytest.mark.parametrize("version", wire.READABLE)
 @pytest.mark.parametrize("message", messages(), ids=lambda m: type(m).__name__)
 def test_a_message_of_an_earlier_version_is_read_and_written(message, version):
     """Without the fields that were added later, which have their defaults."""
     added = [field for field in dataclasses.fields(message) if field.metadata.get("since", 0) > version]
     plain = dataclasses.replace(message, **{field.name: field.default_factory() for field in added})
     data = wire.encode(plain, version)
-    assert message_format.version_of(data) == version and len(data) <= len(wire.encode(plain))
+    assert wire.version_of(data) == version and len(data) <= len(wire.encode(plain))
     back = wire.decode(data)
     for field in dataclasses.fields(message):
         np.testing.assert_array_equal(getattr(back, field.name), getattr(plain, field.name))
@@ -42,11 +42,11 @@ def test_a_message_of_an_earlier_version_is_read_and_written(message, version):
 
 
 def test_the_present_version_is_read_and_the_one_before_it():
-    assert {message_format.VERSION - 1, message_format.VERSION} <= set(message_format.READABLE)
-    assert any(field.metadata.get("since") == message_format.VERSION for field in dataclasses.fields(wire.Open))
+    assert {wire.VERSION - 1, wire.VERSION} <= set(wire.READABLE)
+    assert any(field.metadata.get("since") == wire.VERSION for field in dataclasses.fields(wire.Open))
     other = bytearray(wire.encode(messages()[0]))
-    other[4] = message_format.VERSION + 1
-    with pytest.raises(message_format.OtherVersion, match=f"wire version {message_format.VERSION + 1}.*reads"):
+    other[4] = wire.VERSION + 1
+    with pytest.raises(wire.OtherVersion, match=f"wire version {wire.VERSION + 1}.*reads"):
         wire.decode(bytes(other))
 
 
@@ -65,15 +65,15 @@ def decodes_or_refuses(data):
         message = wire.decode(data)
     except WireError:
         return
-    assert wire.encode(message, message_format.version_of(data)) == data
+    assert wire.encode(message, wire.version_of(data)) == data
 
 
 @given(st.binary(max_size=400))
 @settings(max_examples=300)
 def test_any_bytes_decode_or_are_refused(data):
     decodes_or_refuses(data)
-    for kind in message_format.KINDS:
-        decodes_or_refuses(message_format.HEADER.pack(message_format.MAGIC, message_format.VERSION, kind) + data)
+    for kind in wire.KINDS:
+        decodes_or_refuses(wire.HEADER.pack(wire.MAGIC, wire.VERSION, kind) + data)
 
 
 @given(st.sampled_from(messages()), st.data())
@@ -87,8 +87,8 @@ def test_altered_messages_decode_or_are_refused(message, data):
 
 @pytest.mark.parametrize("shape", [(2**32 - 1,) * 3, (2**31, 2**31, 4), (0, 2**32 - 1, 2**32 - 1)])
 def test_a_claimed_size_allocates_nothing(shape):
-    plans = message_format.LAYOUTS[message_format.VERSION, wire.Plans.kind]
-    heads = [message_format.MAGIC, message_format.VERSION, wire.Plans.kind, RUN, 1, 0, 0, 0, 0, 0, *shape, 0, 0, 0.0, 0]
+    plans = wire.LAYOUTS[wire.VERSION, wire.Plans.kind]
+    heads = [wire.MAGIC, wire.VERSION, wire.Plans.kind, RUN, 1, 0, 0, 0, 0, 0, *shape, 0, 0, 0.0, 0]
     data = plans.head.pack(*heads, plans.padding)
     tracemalloc.start()
     with pytest.raises(WireError):

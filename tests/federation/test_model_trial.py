@@ -13,7 +13,7 @@ from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import Discontinuous, InputError
 from fedpdmc.federation import messages
 from fedpdmc.federation.site_agent import model_trial, start
-from fedpdmc.federation.site_agent.record_contributions import ModelDisclosure
+from fedpdmc.federation.site_agent.derivative_disclosure import ModelDisclosure
 from fedpdmc.models.model_file.model import Model
 from fedpdmc.study import parse_study, read_policy
 from fedpdmc.study.read_data import read_records

@@ -10,7 +10,6 @@ import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import InputError
 from fedpdmc.federation import messages
-from fedpdmc.federation.resume import RunRecorder
 from fedpdmc.federation.site_agent import computation
 from fedpdmc.federation.site_agent.audit_log import Kind, read_log
 from fedpdmc.federation.site_agent.audit_replay import NO_SECRET, replay
@@ -114,7 +113,7 @@ def test_over_tls_as_in_process_and_charged_at_the_site(noisy, tmp_path, monkeyp
         post = fp.sample(connection, progress=False)
         told = {one.site: one.remaining for one in connection.federation.accounts}
         kept = {name: agent.computation.private.status.remaining for name, agent in agents.items()}
-        assert "; privacy spent: north " in RunRecorder(connection).status()
+        assert "; privacy spent: north " in connection.status()
         reports = {name: agent.computation.private.report() for name, agent in agents.items()}
     assert told == kept and all(value > 0 for value in told.values())
     # Each site builds its part of the run, and its potential in whitened coordinates, once.

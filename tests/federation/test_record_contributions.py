@@ -99,7 +99,7 @@ def test_no_record_has_more_than_the_bound_that_the_contract_gives(x, tmp_path):
     folder = Study(tmp_path, MODEL_FILE)
     slope, curvature = Plausible(folder.study)._of_one_record(x)
     control = folder.agent("north", tmp_path / "store").computation._control
-    told = control._of(ReleasePlace(x))
+    told = control._at(ReleasePlace(x))
     assert np.all(np.abs(told.gradient) <= slope) and np.all(np.abs(told.hessian) <= curvature)
     assert np.all(np.isfinite(slope)) and np.all(np.isfinite(curvature))
     assert np.all(slope < 1000 * np.abs(told.gradient).max(0))

@@ -13,7 +13,7 @@ from tests.study.contracts import POLICY
 import fedpdmc as fp
 from fedpdmc.certificates import read_credentials
 from fedpdmc.errors import InputError, Refused
-from fedpdmc.federation import message_format, messages
+from fedpdmc.federation import messages
 from fedpdmc.federation.answer_checks import check_answer
 from fedpdmc.federation.checkpoint import OpeningJournal
 from fedpdmc.federation.grpc import tls
@@ -195,17 +195,17 @@ def test_an_opening_that_is_computed_otherwise_is_named_before_a_site_is_asked(s
 
 
 def test_a_run_of_a_version_with_another_meaning_is_named_before_any_site_is_called(zigzag, tmp_path):
-    before = message_format.VERSION - 1
-    assert before in message_format.READABLE and before < message_format.MEANING
+    before = messages.VERSION - 1
+    assert before in messages.READABLE and before < messages.MEANING
     with zigzag.connected(tmp_path / "plans") as connection:
-        connection.facts["wire"] = before
+        connection.identity["wire"] = before
         killed(connection, 100)
     with pytest.raises(InputError, match=f"wire version {before}.*Finish it with the version of fedpdmc that began it"):
         fp.connect(zigzag.study, listen="nowhere:0", keys=zigzag.keys("coordinator"), store=tmp_path / "plans")
 
 
 def test_other_versions_are_named_on_both_sides_with_the_remedy(zigzag, tmp_path, monkeypatch):
-    here = message_format.VERSION
+    here = messages.VERSION
     own = read_credentials(zigzag.keys("north"))
     hello = messages.Hello("north", zigzag.study.digest, "fedpdmc 0.0.1")
     newer = bytearray(messages.encode(hello))

@@ -10,7 +10,7 @@ from tests.study.contracts import model_file
 import fedpdmc as fp
 from fedpdmc.errors import InputError
 from fedpdmc.federation import messages
-from fedpdmc.federation.resume import RunRecorder
+from fedpdmc.federation.session import Connection
 from fedpdmc.study import parse_study
 
 
@@ -79,5 +79,5 @@ def test_a_store_of_another_contract_or_seed_is_refused(connect, folder, tmp_pat
 @pytest.mark.parametrize(("contract", "said"), [(MODEL_FEW_ROUNDS, True), (FEW_ROUNDS, False)])
 def test_a_study_whose_model_may_have_several_modes_says_that_none_were_searched_for(contract, said):
     study = parse_study(contract.encode(), model_file)
-    facts = RunRecorder(types.SimpleNamespace(study=study, run=b"run")).facts()
+    facts = Connection.facts(types.SimpleNamespace(study=study, run=b"run", weights={}, information={}))
     assert (facts.get("modes_searched") is False) == said

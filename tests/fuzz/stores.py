@@ -18,9 +18,8 @@ from fedpdmc.assessment.at_site import public_draws
 from fedpdmc.errors import FedPDMCError
 from fedpdmc.federation.audit_seals import Witness, read_seals
 from fedpdmc.federation.checkpoint import Checkpoint
-from fedpdmc.federation.resume import check_state
-from fedpdmc.federation.session import _identity
-from fedpdmc.federation.site_agent import audit_log, secrets
+from fedpdmc.federation.session import _identity, check_state
+from fedpdmc.federation.site_agent import audit_log
 from fedpdmc.federation.site_agent.audit_replay import compare, show
 from fedpdmc.privacy import ledger
 from fedpdmc.privacy.ledger import Ledger
@@ -112,8 +111,8 @@ def seal_files(folder: Path) -> Target:
 def site_secrets(folder: Path) -> Target:
     """The seed and the key of sums in a site's store."""
     store = folder / "secrets"
-    secrets.site_seed(store, 5), secrets.sum_secret(store)
-    files = [store / secrets.SEED, store / secrets.SUM_KEY]
+    audit_log.site_seed(store, 5), audit_log.sum_secret(store)
+    files = [store / audit_log.SEED, store / audit_log.SUM_KEY]
     content = [path.read_bytes() for path in files]
 
     def read(data: bytes):
@@ -122,8 +121,8 @@ def site_secrets(folder: Path) -> Target:
         which = data[0] % 2 if data else 0
         files[which].write_bytes(data[1:])
         try:
-            secrets.site_seed(store, None)
-            masking.public_of(secrets.sum_secret(store))
+            audit_log.site_seed(store, None)
+            masking.public_of(audit_log.sum_secret(store))
         finally:
             files[which].write_bytes(content[which])
 

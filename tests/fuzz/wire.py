@@ -14,10 +14,9 @@ from tests.fuzz.engine import Target
 from tests.study.contracts import POLICY
 
 from fedpdmc import certificates as keys
-from fedpdmc.errors import BadAnswer, Refused, WireError
-from fedpdmc.federation import answer_checks, masking, message_format
+from fedpdmc.errors import BadAnswer, Refused, RequestRefused, WireError
+from fedpdmc.federation import answer_checks, masking
 from fedpdmc.federation import messages as wire
-from fedpdmc.federation.site_agent import secure_sum
 from fedpdmc.federation.site_agent.start import open_agent
 from fedpdmc.plan import Plan
 from fedpdmc.study import read_policy
@@ -38,7 +37,7 @@ def first_reader(message: wire.Message, own: keys.Credentials) -> None:
     elif isinstance(message, wire.Offered):
         keys.signer(own, message.certificate, message.signature, message.public)
     elif isinstance(message, wire.Agree):
-        secure_sum._offers(message)
+        masking._offers(message)
     elif isinstance(message, wire.Masked) and len(message.words) == 2 * masking.size(WIDE):
         masking.unpacked(masking.total([message.words]), WIDE)
 
@@ -50,14 +49,12 @@ def decoder(folder: Path) -> Target:
     def read(data: bytes):
         # Headers are hard to guess and easy to give: half of the inputs get one.
         if data[:1] and data[0] % 2:
-            data = (
-                message_format.HEADER.pack(message_format.MAGIC, message_format.VERSION, data[0] // 2 % 18) + data[1:]
-            )
+            data = wire.HEADER.pack(wire.MAGIC, wire.VERSION, data[0] // 2 % 18) + data[1:]
         else:
             data = data[1:]
         message = wire.decode(data)
         assert wire.encode(message) == data, "decoded to something else than it was"
-        with contextlib.suppress(secure_sum.KeyNotProved):
+        with contextlib.suppress(RequestRefused):
             first_reader(message, own)
         for kind in (wire.Arrivals, wire.Derivatives, wire.Opened):
             with contextlib.suppress(BadAnswer, Refused):

@@ -7,7 +7,7 @@ from tests.federation.studies import SEED, SITE_SEED, Folder, same_bits
 
 import fedpdmc as fp
 from fedpdmc.errors import InputError, LedgerError, Refused
-from fedpdmc.federation.site_agent import versions
+from fedpdmc.federation.site_agent import audit_log
 from fedpdmc.privacy.ledger import Ledger, adopt_ledger, create_ledger
 
 
@@ -71,12 +71,12 @@ def test_a_copy_that_is_not_whole_is_found(folder, stores, tmp_path):
 def test_an_upgrade_is_written_into_the_site_s_log(folder, stores, tmp_path, monkeypatch):
     _, copy, _ = stores
     own = restored(copy, tmp_path / "store")
-    here = versions.present()
-    monkeypatch.setattr(versions, "present", lambda: here | {"jaxlib": "99.0"})
+    here = audit_log.software_here()
+    monkeypatch.setattr(audit_log, "software_here", lambda: here | {"jaxlib": "99.0"})
     go_on(folder, own, 1.5)
     from fedpdmc.federation.site_agent.audit_log import read_log
 
-    written = [note["jaxlib"] for entry in read_log(own / "sites" / "north") if (note := versions.written(entry))]
+    written = [note["jaxlib"] for entry in read_log(own / "sites" / "north") if (note := audit_log.software_of(entry))]
     assert written == [here["jaxlib"], "99.0"]
 
 

@@ -5,7 +5,7 @@ import pytest
 from tests.federation.rounds import method
 from tests.support import ZIGZAG, logistic_site, short_run
 
-from fedpdmc.console.progress import Display
+from fedpdmc.console.progress import showing
 from fedpdmc.dynamics import QUARTER
 from fedpdmc.errors import InputError, LimitReached
 from fedpdmc.results.path_store import RunState
@@ -151,7 +151,7 @@ def test_a_log_is_written_in_rounds_and_its_blocks_are_finished_first():
     asked = []
     run, _ = sampler(1.0, sites=[logistic_site("north", log=lambda plan, arrival: asked.append(plan))])
     assert run.engine.sites_remember and run.engine.memory.first == 10.0
-    with Display(False, "sampling", None) as display:
+    with showing(False, phase="sampling") as display:
         run._set_goal(-0.5, 1)
         run._reach_goal(display)
     assert run.engine.time == -0.5 and len(asked) == run.engine.rounds > 0

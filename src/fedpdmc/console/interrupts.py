@@ -23,8 +23,9 @@ from collections.abc import Callable, Iterator
 from fedpdmc.console.wrapping import terminal_width, wrapped
 
 INTERRUPTED = 130
-# Seconds after a Ctrl-C until a message is printed, until a command is ended, and that it gets for its last work.
-SILENCE, PATIENCE, LAST_WORK = 0.5, 1.5, 20.0
+SILENCE = 0.5  # seconds after a Ctrl-C until a message is printed
+PATIENCE = 1.5  # seconds after a Ctrl-C until a command is ended
+LAST_WORK = 20.0  # seconds that a command gets for its last work
 
 
 class Interrupted(KeyboardInterrupt):
@@ -99,8 +100,8 @@ class _Deferral:
         if self.noted:
             last = "No need to press again." if _interactive() else "Press Ctrl-C again to end the process at once."
             waits = "the compiler cannot be interrupted. This stops when it has finished, usually within seconds."
-            said = wrapped(f"Interrupt received: {waits} {last}", terminal_width(sys.stderr))
-            print(said, file=sys.stderr, flush=True)
+            line = wrapped(f"Interrupt received: {waits} {last}", terminal_width(sys.stderr))
+            print(line, file=sys.stderr, flush=True)
         return None
 
     def end(self) -> None:
@@ -131,10 +132,7 @@ def deferred(kept: str) -> Iterator[None]:
 
     Has no effect outside the main thread, or if the program handles SIGINT itself.
 
-    Parameters
-    ----------
-    kept : str
-        What is saved if the work is interrupted, and how to resume.
+    ``kept``: what is saved if the work is interrupted, and how to resume.
     """
     global _active
     if _active is not None or not _main_thread() or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:

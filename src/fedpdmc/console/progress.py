@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import jax
@@ -26,9 +25,16 @@ from fedpdmc.console.warnings import quiet_compiler
 # Screens ---------------------------------------------------------------------------------------------------------------
 
 
-# Without a terminal: seconds before the first line, and the longest interval between lines; it doubles each time.
-FIRST_LINE, LONGEST_SILENCE = 10.0, 120.0
+FIRST_LINE = 10.0  # seconds before the first line, without a terminal; between lines the interval doubles
+LONGEST_SILENCE = 120.0  # seconds between two lines, at most
 LONGEST_BAR = 40
+
+
+def clock(seconds: float) -> str:
+    """Minutes and seconds, with hours if there are any."""
+    whole = int(seconds)
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
 
 
 class View(NamedTuple):
@@ -41,28 +47,25 @@ class View(NamedTuple):
     facts: list[str]
     status: str
 
+    def times(self) -> str:
+        """Elapsed time, and remaining time if known."""
+        return clock(self.gone) + ("" if self.left is None else f", about {clock(self.left)} left")
 
-def clock(seconds: float) -> str:
-    """Minutes and seconds, with hours if there are any."""
-    whole = int(seconds)
-    hours, minutes = divmod(whole // 60, 60)
-    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
+    def text(self, between: str) -> str:
+        """Everything, with a separator between the phase and the facts."""
+        share = "" if self.share is None else f" {100 * self.share:.0f} %"
+        facts = "; ".join(fact for fact in (*self.facts, self.status) if fact)
+        return f"{self.phase}{share}, {self.times()}" + (f"{between}{facts}" if facts else "")
 
-
-def fitting(facts: list[str], width: int) -> str:
-    """As many of the first facts as fit on a line."""
-    line = ""
-    for fact in facts:
-        longer = f"{line}; {fact}" if line else fact
-        if len(longer) > width:
-            break
-        line = longer
-    return line
-
-
-def times(view: View) -> str:
-    """Elapsed time, and remaining time if known."""
-    return clock(view.gone) + ("" if view.left is None else f", about {clock(view.left)} left")
+    def fitting(self, width: int) -> str:
+        """As many of the first facts as fit on a line."""
+        line = ""
+        for fact in self.facts:
+            longer = f"{line}; {fact}" if line else fact
+            if len(longer) > width:
+                break
+            line = longer
+        return line
 
 
 class Screen:
@@ -108,7 +111,7 @@ class LiveScreen(Screen):
 
     def _render(self) -> Group:
         view, width = self._view(), self._console.width
-        share, when = "" if view.share is None else f"{100 * view.share:3.0f} %", times(view)
+        share, when = "" if view.share is None else f"{100 * view.share:3.0f} %", view.times()
         room = width - len(view.phase) - len(share) - len(when) - 4
         head = Table.grid(padding=(0, 1), expand=False)
         cells: list[Any] = [Text(view.phase, style="bold", no_wrap=True, overflow="crop")]
@@ -117,11 +120,9 @@ class LiveScreen(Screen):
             cells += [bar, Text(share)]
         head.add_row(*cells, Text(when, no_wrap=True, overflow="crop"))
         lines: list[Any] = [head]
-        lines += [Text(f"  {text}"[: width - 1], no_wrap=True, overflow="crop") for text in self._texts(view, width)]
+        texts = filter(None, (view.fitting(width - 3), view.status))
+        lines += [Text(f"  {text}"[: width - 1], no_wrap=True, overflow="crop") for text in texts]
         return Group(*lines)
-
-    def _texts(self, view: View, width: int) -> list[str]:
-        return [text for text in (fitting(view.facts, width - 3), view.status) if text]
 
 
 class PlainScreen(Screen):
@@ -155,10 +156,7 @@ class PlainScreen(Screen):
     def _speak(self) -> None:
         silence = FIRST_LINE
         while not self._over.wait(silence):
-            view = self._view()
-            share = "" if view.share is None else f" {100 * view.share:.0f} %"
-            facts = "; ".join([*view.facts, *([view.status] if view.status else [])])
-            say(f"fedpdmc: {view.phase}{share}, {times(view)}" + (f"; {facts}" if facts else ""))
+            say(f"fedpdmc: {self._view().text('; ')}")
             self._spoke, silence = True, min(2 * silence, LONGEST_SILENCE)
 
 
@@ -182,10 +180,7 @@ class NotebookScreen(Screen):
 
     def changed(self) -> None:
         """Update from the sampling thread: notebooks put the output of other threads under the wrong cell."""
-        view = self._view()
-        share = "" if view.share is None else f" {100 * view.share:.0f} %"
-        facts = "; ".join([*view.facts, *([view.status] if view.status else [])])
-        self._show(f"{view.phase}{share}, {times(view)}" + (f"\n{facts}" if facts else ""))
+        self._show(self._view().text("\n"))
 
     def finish(self, text: str) -> None:
         """Replace the output by the final line."""
@@ -215,8 +210,7 @@ def open_screen(wanted: bool, view: Callable[[], View]) -> Screen:
     return LiveScreen(view, Console(stderr=True, highlight=False))
 
 
-# Weight of earlier ticks in the estimate of the speed, per tick.
-FORGETTING = 0.95
+FORGETTING = 0.95  # weight of earlier ticks in the estimate of the speed, per tick
 
 
 class Tick(NamedTuple):
@@ -261,8 +255,8 @@ class Pace:
         return max(ahead * self._seconds - (time.monotonic() - at), 0.0), ahead * self._rounds
 
 
-class Showing:
-    """The progress of one call of ``sample`` or ``extend``, for its screen."""
+class Display:
+    """The progress of one call of ``sample`` or ``extend``, and estimates of what is left."""
 
     def __init__(self, wanted: bool, status: Callable[[], str] | None):
         self.status, self.pace, self._began = status, Pace(), time.monotonic()
@@ -302,13 +296,14 @@ class Showing:
         self.screen.changed()
         self.screen.foresee(f"{self._phase}, {text}", seconds)
 
-    def quality(self, ess: float, rhat: float | None) -> None:
+    def quality(self, ess: float, rhat: float | None = None) -> None:
         """The worst effective sample size and R-hat so far."""
         self._ess, self._rhat = ess, rhat if rhat is not None else self._rhat
         self.screen.changed()
 
     def tick(self, tick: Tick) -> None:
-        """Add a tick after a chunk."""
+        """Add the progress of the slowest chain. Between two chunks a deferred Ctrl-C is raised."""
+        check()
         if self._begin is None:
             self._begin = tick.began
         if self._tick is not None:
@@ -316,6 +311,11 @@ class Showing:
         self._tick = tick
         self.pace.add(tick)
         self.screen.changed()
+
+    @property
+    def visible(self) -> bool:
+        """Whether someone watches, so that diagnostics should be computed between blocks."""
+        return self.screen.lively or self.watched
 
     def view(self) -> View:
         """What to show now."""
@@ -371,32 +371,28 @@ class Showing:
         return f"{took}: {self._tick.rounds:,} rounds{found}"
 
 
-_showing: ContextVar[Showing | None] = ContextVar("fedpdmc_showing", default=None)
+_showing: ContextVar[Display | None] = ContextVar("fedpdmc_showing", default=None)
 
 
 @contextlib.contextmanager
-def showing(wanted: bool, status: Callable[[], str] | None = None) -> Iterator[Showing]:
+def showing(wanted: bool, status: Callable[[], str] | None = None, phase: str | None = None) -> Iterator[Display]:
     """One screen for all phases of a call; a nested call uses the outer one.
 
-    Parameters
-    ----------
-    wanted : bool
-    status : callable, optional
-        A short text about the sites.
+    ``status``: a short text about the sites. ``phase``: a phase with ticks that begins.
     """
     outer = _showing.get()
-    if outer is not None:
-        outer.status = status or outer.status
-        yield outer
-        return
-    this = Showing(wanted, status)
-    token = _showing.set(this)
-    try:
-        with this.screen, this.compilations, quiet_compiler():
-            yield this
+    with contextlib.ExitStack() as stack:
+        this = Display(wanted, status) if outer is None else outer
+        if outer is None:
+            stack.callback(_showing.reset, _showing.set(this))
+            for part in (this.screen, this.compilations, quiet_compiler()):
+                stack.enter_context(part)
+        this.status = status or this.status
+        if phase is not None:
+            this.begin(phase)
+        yield this
+        if outer is None:
             this.screen.finish(this.final_line())
-    finally:
-        _showing.reset(token)
 
 
 def show_prior(wanted: bool, lines: Sequence[str]) -> None:
@@ -413,60 +409,6 @@ def report(phase: str, number: int = 0, of: int = 0, share: float | None = None)
         this.enter(phase, number, of, share)
 
 
-class Display:
-    """Shows one phase of a run: rounds, the worst ESS and R-hat so far, and estimates of what is left.
-
-    Parameters
-    ----------
-    wanted : bool
-        Whether the user wants one.
-    title : str
-        The phase.
-    status : callable, optional
-        A short text about the sites.
-    """
-
-    def __init__(self, wanted: bool, title: str, status: Callable[[], str] | None = None):
-        self._title, self._context = title, showing(wanted, status)
-
-    def __enter__(self) -> Display:
-        self._showing = self._context.__enter__()
-        self._showing.begin(self._title)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._context.__exit__(kind, error, trace)
-
-    @property
-    def visible(self) -> bool:
-        """Whether someone watches, so that diagnostics should be computed between blocks."""
-        return self._showing.screen.lively or self._showing.watched
-
-    def tick(self, tick: Tick) -> None:
-        """Show the progress of the slowest chain. Between two chunks a Ctrl-C is safe: a deferred one is raised here."""
-        check()
-        self._showing.tick(tick)
-
-    def aim(self, until: float, ess: float | None = None) -> None:
-        """Set the end of the phase; with ``ess`` an estimate of when it is reached."""
-        self._showing.aim(until, ess)
-
-    @property
-    def seconds_per_round(self) -> float | None:
-        """Seconds per round so far in this call; None while nothing is known."""
-        return self._showing.pace.seconds_per_round
-
-    def foresee(self, text: str, seconds: float | None) -> None:
-        """Show what the phase will cost."""
-        self._showing.foresee(text, seconds)
-
-    def quality(self, worst_ess: float, worst_rhat: float | None = None) -> None:
-        """Show the worst effective sample size and R-hat so far."""
-        self._showing.quality(worst_ess, worst_rhat)
-
-
 # The compiler ----------------------------------------------------------------------------------------------------------
 
 
@@ -474,8 +416,7 @@ class Display:
 LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"
 READ = "/jax/compilation_cache/cache_hits"
 COMPILED = "/jax/core/compile/backend_compile_duration"
-# Seconds after which a program is reported: it is then not in the cache.
-REPORTED_AFTER = 2.0
+REPORTED_AFTER = 2.0  # seconds after which a program is reported: it is then not in the cache
 
 
 class Compilations:

@@ -13,8 +13,8 @@ from typing import Any
 import jax  # noqa: F401  # It sets jaxlib's log level, which is read when jaxlib is loaded: import it first.
 from jaxlib import utils  # pyright: ignore[reportAttributeAccessIssue]
 
-# Log levels of absl, which XLA uses: all, and fatal errors only. Other errors are also raised in Python.
-ALL, FATAL = 0, 3
+ALL = 0  # log level of absl, which XLA uses
+FATAL = 3  # log level of fatal errors only: other errors are also raised in Python
 
 _lock, _depth = threading.Lock(), 0
 

@@ -7,8 +7,8 @@ import sys
 import textwrap
 from typing import Any
 
-# Width without a terminal, and the smallest width to wrap to.
-USUAL_WIDTH, LEAST_WIDTH = 80, 40
+USUAL_WIDTH = 80  # without a terminal
+LEAST_WIDTH = 40  # to wrap to
 
 
 def terminal_width(stream: Any) -> int:

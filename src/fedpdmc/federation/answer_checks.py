@@ -9,16 +9,15 @@ import numpy as np
 
 from fedpdmc.errors import BadAnswer, BoundViolation, BudgetSpent, LimitReached, NotFinite, Refused, WireError
 from fedpdmc.federation import messages
-from fedpdmc.federation.message_format import OtherVersion, version_remedy
+from fedpdmc.federation.messages import OtherVersion, version_remedy
 from fedpdmc.plan import Arrival, Plan
 from fedpdmc.privacy.accountant import AccountStatus
 
-# Times are sums of durations, which are rounded.
-ROUNDING = 1e-9
+ROUNDING = 1e-9  # times are sums of durations, which are rounded
 # The largest entry of a velocity: normals of uniforms with 52 bits are below 8.3, and a draw is at most twice as long.
 FASTEST = 40.0
-# The largest entry of a Hessian, and its largest relative asymmetry.
-LARGEST, SYMMETRIC = 1e150, 1e-6
+LARGEST = 1e150  # entry of a Hessian
+SYMMETRIC = 1e-6  # largest relative asymmetry of a Hessian
 LIMITS = ("TOO_MANY_ROUNDS", "OBSERVED_TIME_SPENT", "INFORMATION_SPENT")
 # What the site's operator can do if its policy refuses.
 REMEDIES = {
@@ -99,9 +98,8 @@ def read_arrival(name: str, message: messages.Arrivals, plan: Plan, flips: bool 
     times, coordinates, velocities = message.arrivals()
     has_velocities = bool(len(velocities))
     if flips is not None and len(came) and flips == has_velocities:
-        raise BadAnswer(
-            name, f"{'velocities' if flips else 'coordinates'}, but the dynamics have the other kind of mark"
-        )
+        words = f"{'velocities' if flips else 'coordinates'}, but the dynamics have the other kind of mark"
+        raise BadAnswer(name, words)
     if (times > horizon[came] * (1 + ROUNDING)).any():
         raise BadAnswer(name, "an arrival after the end of the plan")
     if has_velocities:
@@ -120,19 +118,14 @@ def read_arrival(name: str, message: messages.Arrivals, plan: Plan, flips: bool 
     return Arrival(time, rang, mark)  # type: ignore[arg-type]
 
 
-# An arrival before this share of the plan is immediate. A clock with a finite rate has practically none. This many in a
-# row, from one site on one chain, are not an accident.
-IMMEDIATE, MOST_IMMEDIATE = 1e-12, 32
+IMMEDIATE = (
+    1e-12  # share of a plan before which an arrival is immediate: a clock with a finite rate has practically none
+)
+MOST_IMMEDIATE = 32  # so many in a row, from one site on one chain, are not an accident
 
 
 class ImmediateArrivals:
-    """Counts the plans that each site has ended and, for each chain, consecutive immediate arrivals of one site.
-
-    Parameters
-    ----------
-    names : sequence of str
-        The sites.
-    """
+    """Counts the plans that each site has ended and, for each chain, consecutive immediate arrivals of one site."""
 
     def __init__(self, names: Sequence[str]):
         self.names, self.ended = tuple(names), np.zeros(len(names), dtype=np.int64)
@@ -142,10 +135,7 @@ class ImmediateArrivals:
     def add(self, arrivals: Sequence[Arrival | None], horizon: np.ndarray) -> None:
         """Add the arrivals of one round, with the length of each chain's plan.
 
-        Raises
-        ------
-        BadAnswer
-            A site had too many immediate arrivals in a row.
+        Raises `BadAnswer`: A site had too many immediate arrivals in a row.
         """
         if not len(self._row):
             self._row, self._last = np.zeros((2, len(horizon)), dtype=np.int64)
@@ -167,5 +157,5 @@ class ImmediateArrivals:
         """How many plans each site has ended; empty if none."""
         if not self.ended.any():
             return ""
-        told = ", ".join(f"{name} {count:,}" for name, count in zip(self.names, self.ended, strict=True))
-        return f" Plans ended by each site, counted by chain: {told}."
+        counts = ", ".join(f"{name} {count:,}" for name, count in zip(self.names, self.ended, strict=True))
+        return f" Plans ended by each site, counted by chain: {counts}."

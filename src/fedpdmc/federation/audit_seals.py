@@ -17,7 +17,7 @@ from fedpdmc import certificates as keys
 from fedpdmc.certificates import Credentials
 from fedpdmc.errors import BadAnswer, InputError
 from fedpdmc.federation import messages
-from fedpdmc.federation.site_agent.audit_log import AuditLog, Kind, sealed_log
+from fedpdmc.federation.site_agent.audit_log import AuditLog, Kind, read_log
 from fedpdmc.study.contract import Study
 from fedpdmc.validation import has_fields
 
@@ -34,21 +34,18 @@ class Seal(NamedTuple):
 
     def statement(self, word: str, run: bytes, study: bytes, site: str) -> bytes:
         """The signed bytes: by the site with the word "sealed", by the coordinator with "witnessed"."""
-        told = f"fedpdmc {word} {run.hex()} {study.hex()} {self.entries} {self.digest.hex()} {site}"
-        return told.encode()
+        return f"fedpdmc {word} {run.hex()} {study.hex()} {self.entries} {self.digest.hex()} {site}".encode()
+
+    @classmethod
+    def read(cls, line: dict) -> Seal:
+        """The seal in a note of a log, or in a line of a coordinator's file."""
+        return cls(line["entries"], bytes.fromhex(line["seal"]))
 
 
 class Sealing:
     """A site's part: signs the hash of its log, and logs the coordinator's signatures.
 
-    Parameters
-    ----------
-    log : AuditLog
-    study : Study
-    name : str
-        The site's.
-    credentials : Credentials or None
-        None on a plain connection: nothing is signed then.
+    ``name``: the site's. ``credentials``: none on a plain connection: nothing is signed then.
     """
 
     def __init__(self, log: AuditLog, study: Study, name: str, credentials: Credentials | None):
@@ -60,7 +57,7 @@ class Sealing:
     def restore(self, note: dict) -> None:
         """Restore the state from the notes of the log, one by one."""
         if note["event"] in (SEALED, WITNESSED):
-            self._last = Seal(note["entries"], bytes.fromhex(note["seal"]))
+            self._last = Seal.read(note)
             self._witnessed = note["event"] == WITNESSED
 
     def seal(self, message: messages.Attest, asked: bytes) -> bytes:
@@ -70,48 +67,35 @@ class Sealing:
             self._last = Seal(*self.log.head)
             self._answers, self._witnessed = self.log.answers, False
             self.log.note(SEALED, entries=self._last.entries, seal=self._last.digest.hex())
-        own, certificate, signature = self.credentials, b"", b""
+        own, proof = self.credentials, (b"", b"")
         if own is not None:
-            said = self._last.statement(SEALED, message.run, self.study.digest, self.name)
-            certificate, signature = own.certificate, keys.sign(own, said)
-        answer = messages.Attested(
-            message.run, message.sequence, asked, self._last.entries, self._last.digest, certificate, signature
-        )
-        return messages.encode(answer)
+            statement = self._last.statement(SEALED, message.run, self.study.digest, self.name)
+            proof = own.certificate, keys.sign(own, statement)
+        return messages.encode(messages.Attested(message.run, message.sequence, asked, *self._last, *proof))
 
     def _receive(self, message: messages.Attest) -> None:
         """Log the coordinator's signature of the last seal, if it is valid."""
-        told = Seal(message.entries, message.seal)
-        if self._witnessed or told != self._last or self.credentials is None:
+        seal = Seal(message.entries, message.seal)
+        if self._witnessed or seal != self._last or self.credentials is None:
             return
-        said = told.statement(WITNESSED, message.run, self.study.digest, self.name)
-        signed = keys.signer(self.credentials, message.certificate, message.signature, said)
-        if signed is None or signed in self.study.sites:
-            return
-        self._witnessed = True
-        self.log.note(
-            WITNESSED, entries=told.entries, seal=told.digest.hex(), certificate=_text(message.certificate),
-            signature=message.signature.hex(),
-        )  # fmt: skip
+        statement = seal.statement(WITNESSED, message.run, self.study.digest, self.name)
+        signer = keys.signer(self.credentials, message.certificate, message.signature, statement)
+        if signer is not None and signer not in self.study.sites:
+            self._witnessed = True
+            self.log.note(WITNESSED, entries=seal.entries, seal=seal.digest.hex(), **_proof(message))
 
 
 class Witness:
     """The coordinator's part: requests, checks, stores and signs the sites' seals.
 
-    Parameters
-    ----------
-    study : Study
-    run : bytes
-    credentials : Credentials
-    folder : path, optional
-        Where to store them, in ``seals.jsonl``.
+    ``folder``: where to store them, in ``seals.jsonl``.
     """
 
     def __init__(self, study: Study, run: bytes, credentials: Credentials, folder: Path | None = None):
         self.study, self.run, self.credentials, self.folder = study, run, credentials, folder
         self._last: dict[str, Seal] = {}
         for line in () if folder is None else read_seals(folder / FILE):
-            self._last[line["site"]] = Seal(line["entries"], bytes.fromhex(line["seal"]))
+            self._last[line["site"]] = Seal.read(line)
 
     def request(self, name: str, sequence: int) -> messages.Attest:
         """The request for a site's seal, with the coordinator's signature of the previous one."""
@@ -125,8 +109,8 @@ class Witness:
     def add(self, name: str, message: messages.Attested) -> None:
         """Check and store a site's seal."""
         seal = Seal(message.entries, message.seal)
-        said = seal.statement(SEALED, self.run, self.study.digest, name)
-        if keys.signer(self.credentials, message.certificate, message.signature, said) != name:
+        statement = seal.statement(SEALED, self.run, self.study.digest, name)
+        if keys.signer(self.credentials, message.certificate, message.signature, statement) != name:
             raise BadAnswer(name, "a seal without the site's signature")
         before = self._last.get(name)
         if before is not None and (seal.entries < before.entries or seal.entries == before.entries and seal != before):
@@ -136,16 +120,16 @@ class Witness:
         self._last[name] = seal
         if self.folder is not None:
             line = {"site": name, "entries": seal.entries, "seal": seal.digest.hex(), "when": time.time()}
-            line |= {"certificate": _text(message.certificate), "signature": message.signature.hex()}
+            line |= _proof(message) | {"run": self.run.hex(), "study": self.study.digest.hex()}
             with open(self.folder / FILE, "a") as file:
-                file.write(json.dumps(line | {"run": self.run.hex(), "study": self.study.digest.hex()}) + "\n")
+                file.write(json.dumps(line) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
 
 
-def _text(certificate: bytes) -> str:
-    """A certificate as text. Arbitrary bytes may precede it."""
-    return certificate.decode("ascii", "replace")
+def _proof(message: messages.Attest | messages.Attested) -> dict[str, str]:
+    """Certificate and signature as text. Arbitrary bytes may precede the certificate."""
+    return {"certificate": message.certificate.decode("ascii", "replace"), "signature": message.signature.hex()}
 
 
 def read_seals(path: Path) -> list[dict]:
@@ -165,40 +149,35 @@ def read_seals(path: Path) -> list[dict]:
 
 def compare(store: Path, seals: Path, credentials: Credentials) -> list[str]:
     """Compare a site's log with the seals that its coordinator has stored; returns the differences as sentences."""
-    known = {count: seal for count, (_, seal) in enumerate(sealed_log(store), 1)}
+    known = {count: entry.seal for count, entry in enumerate(read_log(store), 1)}
     joined, faults = {}, []
-    for entry, _ in sealed_log(store):
+
+    def signer(line: dict, seal: Seal, word: str, when: float) -> str | None:
+        identity = (b"", b"", "")
+        if joined:
+            identity = bytes.fromhex(joined["run"]), bytes.fromhex(joined["study"]), joined["site"]
+        proof = line["certificate"].encode(), bytes.fromhex(line["signature"])
+        return keys.signer(credentials, *proof, seal.statement(word, *identity), when)
+
+    for entry in read_log(store):
         if entry.kind is Kind.NOTE and entry.note["event"] == "joined":
             joined = entry.note
         elif entry.kind is Kind.NOTE and entry.note["event"] == WITNESSED:
-            note, seal = entry.note, Seal(entry.note["entries"], bytes.fromhex(entry.note["seal"]))
-            said = seal.statement(WITNESSED, *_identity(joined))
-            signed = _signed(credentials, note, said, entry.when)
-            if signed is None or signed == joined.get("site") or known.get(seal.entries) != seal.digest:
+            seal = Seal.read(entry.note)
+            name = signer(entry.note, seal, WITNESSED, entry.when)
+            if name is None or name == joined.get("site") or known.get(seal.entries) != seal.digest:
                 faults.append(
                     f"the log contains a signature of the coordinator for {seal.entries} entries, but it is not valid"
                 )
     if not joined:
         return ["the site has not joined a run"]
-    own = [line for line in read_seals(seals) if line["site"] == joined["site"]]
-    if not own:
+    lines = [line for line in read_seals(seals) if line["site"] == joined["site"]]
+    if not lines:
         faults.append(f"{seals} has no seal of site {joined['site']!r}")
-    for line in own:
-        seal = Seal(line["entries"], bytes.fromhex(line["seal"]))
-        said = seal.statement(SEALED, *_identity(joined))
-        signed = _signed(credentials, line, said, line["when"])
-        if signed != joined["site"]:
+    for line in lines:
+        seal = Seal.read(line)
+        if signer(line, seal, SEALED, line["when"]) != joined["site"]:
             faults.append(f"the coordinator's seal of {seal.entries} entries is not signed by site {joined['site']!r}")
         elif known.get(seal.entries) != seal.digest:
             faults.append(f"the first {seal.entries} entries are not the ones that the site has sealed")
     return faults
-
-
-def _signed(credentials: Credentials, line: dict, said: bytes, when: float) -> str | None:
-    return keys.signer(credentials, line["certificate"].encode(), bytes.fromhex(line["signature"]), said, when)
-
-
-def _identity(joined: dict) -> tuple[bytes, bytes, str]:
-    if not joined:
-        return b"", b"", ""
-    return bytes.fromhex(joined["run"]), bytes.fromhex(joined["study"]), joined["site"]

@@ -27,8 +27,8 @@ logger = logging.getLogger("fedpdmc.coordinator")
 FORMAT = 4
 BLOCKS = "blocks"
 STATE = re.compile(r"state-[0-9]{8,18}\.npz")
-# Without free file descriptors, writing is retried for this many seconds, with pauses.
-RETRY_SECONDS, PAUSE = 120.0, 0.5
+RETRY_SECONDS = 120.0  # for which writing is retried without free file descriptors
+PAUSE = 0.5  # seconds between two tries
 Result = TypeVar("Result")
 
 
@@ -38,10 +38,6 @@ class Checkpoint:
     Every block is a file in ``blocks`` that is written once; ``state-N.npz`` is the current state. ``manifest.json`` has the
     SHA-256 of all valid files. It is replaced by renaming a complete file, after the others are on disk: a crash leaves the
     previous state with its blocks, and at most one file of each kind that is not in the manifest.
-
-    Parameters
-    ----------
-    folder : path
     """
 
     def __init__(self, folder: str | Path):
@@ -169,18 +165,18 @@ def _number(state: str) -> int:
 
 def _retrying(work: Callable[[], Result]) -> Result:
     """Retry for a while if there is no free file descriptor: connections come and go."""
-    end, said = time.monotonic() + RETRY_SECONDS, False
+    end, warned = time.monotonic() + RETRY_SECONDS, False
     while True:
         try:
             return work()
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE) or time.monotonic() > end:
                 raise
-            if not said:
+            if not warned:
                 logger.warning(
                     "the store waits for a file descriptor: %s. Raise the limit (LimitNOFILE in a unit)", error
                 )
-            said = True
+            warned = True
             time.sleep(PAUSE)
 
 

@@ -35,20 +35,18 @@ from fedpdmc.potentials.base import public_points
 if TYPE_CHECKING:
     from fedpdmc.study.contract import Study
 
-# Factors of the bounds, for rounding and for noise.
-SLACK, NOISE = 1.05, 10.0
-# Steps that may change a predictor by more than this are not checked.
-LONGEST = 20.0
-# Thresholds of warnings: one site's share of the information; relative difference of posterior and prior standard
-# deviations; and a standard deviation relative to the smallest possible one.
-MOST_OF_ALL, LIKE_PRIOR, FAR_BELOW = 0.99, 0.02, 0.5
+SLACK = 1.05  # factor of the bounds, for rounding
+NOISE = 10.0  # factor of the bounds, for noise
+LONGEST = 20.0  # steps that may change a predictor by more than this are not checked
+MOST_OF_ALL = 0.99  # share of the information from which one site is warned about
+LIKE_PRIOR = 0.02  # relative difference of posterior and prior standard deviations below which the run is warned about
+FAR_BELOW = 0.5  # the same of a standard deviation relative to the smallest possible one
 # Standard errors by which a site may differ from the others: chance gives as much once in a million sites.
 CONTRADICTS = 5.0
-# A curvature beyond this is a standard deviation below 1e-12, which no double precision run can sample.
-LARGEST = 1e24
+LARGEST = 1e24  # a curvature beyond this is a standard deviation below 1e-12, which no double precision run can sample
 
 
-class Told(NamedTuple):
+class DerivedAt(NamedTuple):
     """The derivatives of a site at a point, or their means over a Gaussian about it.
 
     With the predictors' deviation, and the error of entries of the Hessian relative to the roots of its diagonal.
@@ -63,18 +61,13 @@ class Told(NamedTuple):
 
 
 class Plausible:
-    """Checks derivatives against the contract, and against each other.
-
-    Parameters
-    ----------
-    study : Study
-    """
+    """Checks derivatives against the contract, and against each other."""
 
     def __init__(self, study: Study):
         self._study = study
         # The records of a site, each counted with the largest weight.
         self._most = study.most_records * study.largest_weight
-        self._told: dict[str, list[Told]] = {}
+        self._derived: dict[str, list[DerivedAt]] = {}
         if study.model is not None and study.effects is None:
             self._model, self._largest = DerivativeBounds(study), np.zeros(0)
             return
@@ -96,18 +89,14 @@ class Plausible:
         study, noisy = self._study, self._study.noisy
         most = SLACK * (NOISE if noisy else 1.0) * self._most * sites
         slope, curvature = self._of_one_record(x, spread)
-        if not (np.abs(gradient) <= most * slope + 1e-6).all():
-            raise BadAnswer(
-                name, f"a gradient that {study.most_records:,} records within the declared bounds cannot have"
-            )
-        if not (np.abs(hessian) <= most * curvature + 1e-6).all():
-            raise BadAnswer(
-                name, f"a Hessian that {study.most_records:,} records within the declared bounds cannot have"
-            )
+        for what, value, bound in (("gradient", gradient, slope), ("Hessian", hessian, curvature)):
+            if not (np.abs(value) <= most * bound + 1e-6).all():
+                words = f"a {what} that {study.most_records:,} records within the declared bounds cannot have"
+                raise BadAnswer(name, words)
         if noisy:
             return
-        before = self._told.setdefault(name, [])
-        now = Told(np.array(x), spread, self._deviation(spread), gradient, hessian, _grid(x, hessian, sites))
+        before = self._derived.setdefault(name, [])
+        now = DerivedAt(np.array(x), spread, self._deviation(spread), gradient, hessian, _grid(x, hessian, sites))
         if not (study.unknown_scale or study.family == "student_t" or study.model or study.effects):
             self._convex(name, now)
             for past in before:
@@ -126,30 +115,36 @@ class Plausible:
         if self._study.model is not None:
             return self._model.at(x, spread)
         study, largest, deviation = self._study, self._largest, self._deviation(spread)
+        outer = np.outer(largest, largest)
+        if (bounds := self._loss_bounds()) is not None:
+            return bounds[0] * largest, bounds[1] * outer
         tilt = np.zeros(len(x)) if spread is None else spread[-1]
         if study.unknown_scale and spread is not None:
             # As `LinearUnknownScale.averaged` has it: the mean of e^{−2s} tilts the coefficients.
             x = np.append((x - 2 * spread @ tilt)[:-1], x[-1])
         reach = float(largest @ np.abs(x[: len(largest)])) + self._offset
-        rest, outer = reach + self._outcome, np.outer(largest, largest)
+        rest = reach + self._outcome
         with np.errstate(over="ignore"):
-            if study.family == "logistic":
-                return largest, 0.25 * outer
             if study.family == "poisson":
                 rate = float(np.exp(reach + 0.5 * deviation**2))
                 return max(rate, self._outcome) * largest, rate * outer
-            if study.family == "student_t":
-                df, scale = study.options["df"], study.options["scale"]
-                return (df + 1) / (2 * math.sqrt(df) * scale) * largest, (df + 1) / (df * scale**2) * outer
             if not study.unknown_scale:
                 weight = study.options["scale"] ** -2.0
                 return weight * rest * largest, weight * outer
             weight, rest = float(np.exp(-2 * x[-1] + 2 * tilt @ tilt)), math.hypot(rest, deviation)
             cross = 2 * weight * rest * largest
+            corner = np.full((1, 1), 2 * weight * rest**2)
             slope = np.append(weight * rest * largest, 1 + weight * rest**2)
-            return slope, np.block(
-                [[weight * outer, cross[:, None]], [cross[None], np.full((1, 1), 2 * weight * rest**2)]]
-            )
+            return slope, np.block([[weight * outer, cross[:, None]], [cross[None], corner]])
+
+    def _loss_bounds(self) -> tuple[float, float] | None:
+        """Bounds of ``|ℓ'|`` and ``|ℓ''|`` everywhere, for families that have them."""
+        if self._study.family == "logistic":
+            return 1.0, 0.25
+        if self._study.family != "student_t":
+            return None
+        df, scale = self._study.options["df"], self._study.options["scale"]
+        return (df + 1) / (2 * math.sqrt(df) * scale), (df + 1) / (df * scale**2)
 
     def _with_effects(self) -> tuple[np.ndarray, np.ndarray]:
         """If effects are integrated out, a gradient is a mean of losses' slopes, ``H = E Σ ℓ'' ξξᵀ − Cov(Σ ℓ' ξ)``.
@@ -157,28 +152,21 @@ class Plausible:
         With ``|ℓ'| ≤ s`` and ``|ℓ''| ≤ c`` n records have entries of at most ``(n c + n² s²) sup|ξ_j ξ_k|``. Spreads, and
         families without such bounds, have the limit beyond which double precision cannot sample.
         """
-        study, dim, largest = self._study, len(self._study.names), self._largest
-        gradient = np.full(dim, LARGEST / self._most)
-        hessian = np.full((dim, dim), LARGEST / self._most)
-        if study.family == "logistic":
-            slope, curvature = 1.0, 0.25
-        elif study.family == "student_t":
-            df, scale = study.options["df"], study.options["scale"]
-            slope, curvature = (df + 1) / (2 * math.sqrt(df) * scale), (df + 1) / (df * scale**2)
-        else:
-            return gradient, hessian
-        own = slice(0, len(largest))
-        gradient[own] = slope * largest
-        hessian[own, own] = (curvature + self._most * slope**2) * np.outer(largest, largest)
+        dim, largest = len(self._study.names), self._largest
+        gradient, hessian = np.full(dim, LARGEST / self._most), np.full((dim, dim), LARGEST / self._most)
+        if (bounds := self._loss_bounds()) is not None:
+            own, (slope, curvature) = slice(0, len(largest)), bounds
+            gradient[own] = slope * largest
+            hessian[own, own] = (curvature + self._most * slope**2) * np.outer(largest, largest)
         return gradient, hessian
 
     @staticmethod
-    def _convex(name: str, now: Told) -> None:
+    def _convex(name: str, now: DerivedAt) -> None:
         none = now._replace(hessian=np.zeros_like(now.hessian))
         if np.diag(now.hessian).min() < 0 or not _below(none, now, 1.0):
             raise BadAnswer(name, "a Hessian with negative curvature, which is impossible for this family")
 
-    def _between(self, name: str, past: Told, now: Told) -> None:
+    def _between(self, name: str, past: DerivedAt, now: DerivedAt) -> None:
         """The change of the gradient against the curvature at both ends of the step."""
         step = now.x - past.x
         reach = 0.0 if self._study.family == "linear" else float(self._largest @ np.abs(step))
@@ -195,13 +183,13 @@ class Plausible:
             raise BadAnswer(name, "gradients and Hessians at two points that contradict each other")
 
     @staticmethod
-    def _rises(past: Told, now: Told, step: np.ndarray, reach: float) -> bool:
+    def _rises(past: DerivedAt, now: DerivedAt, step: np.ndarray, reach: float) -> bool:
         """Whether the gradient changes along a step as the curvature at its ends allows, up to rounding."""
         rise, least, most, off = float(step @ (now.gradient - past.gradient)), -math.inf, math.inf, 0.0
-        for told in (past, now):
-            curve, size = float(step @ told.hessian @ step), np.sqrt(np.abs(np.diag(told.hessian)))
-            off += 2.0**FEWER * told.grid * math.sqrt(abs(curve) + LEAST * float(np.sum((step * size) ** 2)))
-            error = (told.grid + 1e-9) * float(np.sum(np.abs(step) * size)) ** 2
+        for one in (past, now):
+            curve, size = float(step @ one.hessian @ step), np.sqrt(np.abs(np.diag(one.hessian)))
+            off += 2.0**FEWER * one.grid * math.sqrt(abs(curve) + LEAST * float(np.sum((step * size) ** 2)))
+            error = (one.grid + 1e-9) * float(np.sum(np.abs(step) * size)) ** 2
             least, most = max(least, curve - error), min(most, curve + error)
         low, high = (-math.expm1(-reach) / reach, math.expm1(reach) / reach) if reach > 0 else (1.0, 1.0)
         return low * least - off <= rise <= high * most + off
@@ -214,13 +202,13 @@ class Plausible:
         the largest of these moves in standard deviations, in ``parameter``; ``share`` the site's part of the information,
         and ``least_records`` the smallest number of records within the declared columns with these derivatives.
         """
-        last, prior = {name: told[-1] for name, told in self._told.items()}, self._study.prior_place
-        total = sum((told.hessian for told in last.values()), np.zeros(2 * (len(self._study.names),)))
+        last, prior = {name: one[-1] for name, one in self._derived.items()}, self._study.prior_place
+        total = sum((one.hessian for one in last.values()), np.zeros(2 * (len(self._study.names),)))
         total = total if prior is None else total + np.diag(prior[1] ** -2.0)
         if len(last) < 2 or np.linalg.eigvalsh(total)[0] <= 0:
             return {}
         covariance, found = np.linalg.inv(total), {}
-        shares = {name: float(np.trace(covariance @ told.hessian)) for name, told in last.items()}
+        shares = {name: float(np.trace(covariance @ one.hessian)) for name, one in last.items()}
         for name, (x, spread, _, gradient, hessian, _) in last.items():
             slope, curvature = self._of_one_record(x, spread)
             records = max((np.diag(hessian) / np.diag(curvature)).max(), (np.abs(gradient) / slope).max())
@@ -275,23 +263,23 @@ def doubts(weights: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return words
 
 
-def _same_spread(one: Told, other: Told) -> bool:
+def _same_spread(one: DerivedAt, other: DerivedAt) -> bool:
     if one.spread is None or other.spread is None:
         return one.spread is other.spread
     return np.array_equal(one.spread, other.spread)
 
 
-def _log_growth(one: Told, other: Told) -> float:
+def _log_growth(one: DerivedAt, other: DerivedAt) -> float:
     """The logarithm of the factor between two mean Hessians that their spreads alone can explain."""
 
-    def mean(told: Told, sign: float) -> float:
+    def mean(one: DerivedAt, sign: float) -> float:
         """``log E e^{±s|ε|}``."""
-        return math.log(2) + 0.5 * told.deviation**2 + float(log_ndtr(sign * told.deviation))
+        return math.log(2) + 0.5 * one.deviation**2 + float(log_ndtr(sign * one.deviation))
 
     return max(mean(one, 1.0) - mean(other, -1.0), mean(other, 1.0) - mean(one, -1.0))
 
 
-def _below(one: Told, other: Told, factor: float) -> bool:
+def _below(one: DerivedAt, other: DerivedAt, factor: float) -> bool:
     """Whether a Hessian is, up to rounding, at most ``factor`` times another.
 
     An entry of the difference is off by at most ``w_i w_j``, and ``uᵀDu`` by ``(Σ|u_i| w_i)²``: for all axes and
@@ -314,13 +302,7 @@ def _grid(x: np.ndarray, hessian: np.ndarray, sites: int) -> float:
 
 
 class DerivativeBounds:
-    """Enclosures of gradient and Hessian of a record whose columns are anywhere within their declared bounds.
-
-    Parameters
-    ----------
-    study : Study
-        With a model of one record.
-    """
+    """Enclosures of gradient and Hessian of a record whose columns are anywhere within their declared bounds."""
 
     @double_precision
     def __init__(self, study: Study):

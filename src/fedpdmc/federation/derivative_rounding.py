@@ -29,23 +29,26 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import logsumexp, ndtr
 
-# Binary digits of a first release; of averages, and of points that are less than NEAR standard deviations, by the site's own
-# curvature, from the last; how many digits less a gradient has elsewhere. A Hessian elsewhere decides how wide the reference
-# is: it has all digits with 4 parameters, where they are cheap, and one less whenever their number doubles, down to MIDDLE.
-COARSE, MIDDLE, FINE, FEWER, NEAR = 3, 4, 6, 2, 1.0
+COARSE = 3  # binary digits of a first release
+FINE = 6  # binary digits of averages, and of points near the last one
+NEAR = 1.0  # standard deviations, by the site's own curvature, within which a point is near the last one
+FEWER = 2  # binary digits that a gradient has less elsewhere
+# The least digits of a Hessian elsewhere, which decides how wide the reference is: it has all digits with 4 parameters,
+# where they are cheap, and one less whenever their number doubles.
+MIDDLE = 4
 FAR = 8.0  # standard deviations, by the site's own curvature, from which a release is as coarse as the first
-# The smallest relative curvature of a direction in which a gradient is rounded finer than along the axes.
-LEAST = 1e-3
+LEAST = 1e-3  # the smallest relative curvature of a direction in which a gradient is rounded finer than along the axes
 # Tolerance of the search, in posterior standard deviations; above the effect of rounding on a step.
 TOLERANCE = 0.1
 LARGEST_EXPONENT = 256
-# Of the public law: standard deviations in units of the grid, factors of a Hessian, where a first exponent is expected, and
-# the weight of a Cauchy law.
+# Of the public law: standard deviations in units of the grid, and factors of a Hessian.
 WIDTHS = np.ldexp(np.array([1.0, math.sqrt(2.0)])[:, None], np.arange(-1, 15)).ravel()
 FACTORS = np.array([0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0, 1.1, 1.2])
 # Factors of steps that change all curvature alike, as those of a logarithmic intercept do; by how much exponents move then.
-WIDE_FACTORS, SHIFTS = np.exp(np.arange(-5.0, 5.05, 0.1)), np.arange(-8, 9)
-USUAL_EXPONENT, CAUCHY = 3.0, 0.02
+WIDE_FACTORS = np.exp(np.arange(-5.0, 5.05, 0.1))
+SHIFTS = np.arange(-8, 9)
+USUAL_EXPONENT = 3.0  # where the public law expects a first exponent
+CAUCHY = 0.02  # weight of a Cauchy law in the public law
 
 
 def digits_of(dim: int, first: bool) -> int:
@@ -85,14 +88,8 @@ def release(
 ) -> Release:  # fmt: skip
     """The derivatives on the grid, with the information in them beyond the release before.
 
-    Parameters
-    ----------
-    secret : bytes
-        Of the site, for this request: the dither follows from it.
-    digits : int, optional
-        Binary digits, if not the usual ones.
-    averaged : bool
-        Whether they are means over a Gaussian.
+    ``secret``: of the site, for this request: the dither follows from it. ``digits``: binary digits, if not the usual
+    ones. ``averaged``: whether they are means over a Gaussian.
     """
     chance = np.random.Generator(np.random.Philox(key=int.from_bytes(hashlib.sha256(secret).digest()[:16], "little")))
     exponents, dim, way = scale_exponents(hessian), len(x), 0.0 if before is None else x - before.x

@@ -21,33 +21,19 @@ if TYPE_CHECKING:
     from fedpdmc.results.posterior import Posterior
 
 DURATION = 10.0
-# Synthetic records generated for each one kept, for a site that depends on some parameters only.
-MOST_TRIED = 50
-# Synthetic records of a group with an effect.
-GROUP = 5
-# The largest mean of synthetic counts.
-MOST_COUNT = 50.0
+MOST_TRIED = 50  # synthetic records generated for each one kept, for a site that depends on some parameters only
+GROUP = 5  # synthetic records of a group with an effect
+MOST_COUNT = 50.0  # the largest mean of synthetic counts
 
 
 class DryRun(NamedTuple):
-    """The result of a dry run.
+    """The result of a dry run."""
 
-    Attributes
-    ----------
-    posterior : Posterior
-        Of the synthetic records; it has no meaning.
-    bytes_per_round : int
-        Sent to and received from a site.
-    observed_time : float
-        Upper estimate of the process time, summed over chains, that the whole run will observe of a site.
-    rounds : int
-        Estimated requests of the whole run.
-    """
-
-    posterior: Posterior
-    bytes_per_round: int
+    posterior: Posterior  # of the synthetic records; it has no meaning
+    bytes_per_round: int  # sent to and received from a site
+    # Upper estimate of the process time, summed over chains, that the whole run will observe of a site.
     observed_time: float
-    rounds: int
+    rounds: int  # estimated requests of the whole run
 
 
 def synthetic(study: Study, records: int, seed: int) -> pl.DataFrame:
@@ -113,15 +99,7 @@ def records_of(study: Study, site: str, records: int, folder: Path) -> pd.DataFr
 
 
 def try_study(study: Study, *, records: int = 100, seed: int = 1) -> DryRun:
-    """Run a contract in process on synthetic records, for a short time.
-
-    Parameters
-    ----------
-    study : Study
-    records : int
-        Of each site.
-    seed : int
-    """
+    """Run a contract in process on synthetic records, for a short time."""
     from fedpdmc.federation.session import connect
     from fedpdmc.results.verdict import ConvergenceWarning
     from fedpdmc.sampling.api import sample
@@ -139,18 +117,14 @@ def try_study(study: Study, *, records: int = 100, seed: int = 1) -> DryRun:
                 # A synthetic study may leave little but the prior.
                 warnings.filterwarnings("ignore", message="The noise that the privacy budgets ask for")
                 post = sample(connection, duration=None if study.one_shot else DURATION, progress=False)
+    bytes_per_round = int(np.max(post.bytes / (post.messages / 2)))
     if study.one_shot:
-        return DryRun(post, int(np.max(post.bytes / (post.messages / 2))), 0.0, post.rounds)
+        return DryRun(post, bytes_per_round, 0.0, post.rounds)
     burn_in = float(post.settings["burn_in"])
     length = study.duration
     if length is None:
         length = float(study.ess or 1000.0) / max(min(post.ess().values()) / post.duration, 1e-3)
-    scale = (burn_in + length) / (burn_in + post.duration)
-    return DryRun(
-        post,
-        int(np.max(post.bytes / (post.messages / 2))),
-        # Arrivals of other sites after the first one are observed too: with long plans this is a factor of the number of
-        # sites.
-        len(study.sites) * study.chains * (burn_in + length),
-        int(np.ceil(post.rounds * scale)) + 1,
-    )
+    # Arrivals of other sites after the first one are observed too: with long plans this is a factor of the number of sites.
+    observed_time = len(study.sites) * study.chains * (burn_in + length)
+    rounds = int(np.ceil(post.rounds * (burn_in + length) / (burn_in + post.duration))) + 1
+    return DryRun(post, bytes_per_round, observed_time, rounds)

@@ -32,34 +32,19 @@ from fedpdmc.validation import optional_seed  # noqa: E402
 
 logger = logging.getLogger("fedpdmc.flower")
 RECORD = "fedpdmc"
-# Seconds between two searches for nodes, and before a failed message is sent again.
-PAUSE = 3.0
+PAUSE = 3.0  # seconds between two searches for nodes, and before a failed message is sent again
 
 client_app, server_app = ClientApp(), ServerApp()
 
 
 class GridTransport(Transport):
-    """Messages through a Flower grid.
-
-    Parameters
-    ----------
-    grid : Grid
-    study : Study
-    run : bytes
-    credentials : Credentials
-        Of the coordinator.
-    """
+    """Messages through a Flower grid."""
 
     def __init__(self, grid: Grid, study: Study, run: bytes, credentials: Credentials):
-        self.grid, self.study, self._own = grid, study, credentials
+        self.grid, self.study, self.names, self._own = grid, study, study.sites, credentials
         self._welcome = wire.encode(wire.Welcome(run, study.digest))
         self._nodes: dict[str, int] = {}
         self._group = 0
-
-    @property
-    def names(self):
-        """The sites' names."""
-        return self.study.sites
 
     @property
     def credentials(self) -> Credentials | None:

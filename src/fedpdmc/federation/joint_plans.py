@@ -1,4 +1,13 @@
-"""Plans that nobody chooses: sites make them from joint randomness and signed arrivals, and refuse any other.
+"""Plans that a site makes by itself: their turns, and all of them where nobody is to choose plans.
+
+*Turns.* The coordinator's own events in a plan with turns are turns only. Their times follow from the time to the first
+one, and their velocities from the key in the opening, the chain and the number of the turn (`fedpdmc.dynamics`). A message
+has the current state and five numbers of each chain, whatever the length of its plan. It reveals what whole plans reveal:
+velocities are public randomness, and only the current state depends on the other sites. Both sides compute the same bits on
+every machine, and a hash of the whole plans verifies it. If it differs, the site refuses with the code
+``OTHER_VELOCITIES``: it never answers a plan other than the coordinator's.
+
+*Joint plans* are chosen by nobody: sites make them from joint randomness and signed arrivals, and refuse any other.
 
 In the opening every party commits to a seed by its hash, after the coordinator has fixed the reference and all else, and
 reveals it when all hashes are known. A hash of all seeds is the seed of the run's public stream: starts, velocities at
@@ -11,8 +20,8 @@ left to the coordinator: it is common to all chains, stays until all have reache
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
-import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -21,11 +30,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedpdmc._jax.compilation import strong_types
-from fedpdmc.errors import BadAnswer, WireError
+from fedpdmc._jax.compilation import compiled, strong_types
+from fedpdmc._jax.random_streams import ChainKeys
+from fedpdmc.dynamics import turn_durations, turn_velocities
+from fedpdmc.errors import BadAnswer, RequestRefused, WireError
 from fedpdmc.federation import messages
 from fedpdmc.federation.answer_checks import read_arrival
-from fedpdmc.federation.site_agent.request_checks import RequestRefused
+from fedpdmc.plan import Plan
 from fedpdmc.potentials import Quadratic
 from fedpdmc.sampling.arguments import public_potential
 from fedpdmc.sampling.coordinator import Coordinator, Itinerary, PublicKeys, State
@@ -35,10 +46,55 @@ from fedpdmc.sampling.factory import coordinator, coordinator_key, start_state
 from fedpdmc.study.contract import Study
 from fedpdmc.whitening import Reference
 
-logger = logging.getLogger("fedpdmc.site")
 Request = messages.Plans | messages.TurnPlans
-# Largest difference of numbers that two machines compute, relative to one plus their size.
-ROUNDING = 1e-9
+ROUNDING = 1e-9  # largest difference of numbers that two machines compute, relative to one plus their size
+
+
+def abbreviated(run: bytes, sequence: int, plans: messages.Plans, plan: Plan) -> messages.TurnPlans:
+    """The short form of the plans of a `Plan` with turns."""
+    turns, chain = plan.turns, plans.chain
+    assert turns is not None
+    wait, number, left = (np.asarray(x)[chain] for x in (turns.wait, turns.number, turns.left))
+    return messages.TurnPlans(
+        run, sequence, plans.number, number, chain, plans.start, plans.velocity[:, 0], wait, left,
+        fingerprint(plans.duration, plans.velocity), plans.time, plans.until, plans.evidence,
+    )  # fmt: skip
+
+
+def whole(message: messages.TurnPlans, keys: ChainKeys, segments: int) -> messages.Plans:
+    """The plans, of existing chains, from their short form and the keys of the turns (C, 2); their hash is not checked."""
+    duration = turn_durations(message.wait, message.left, segments)
+    longest = max(int(np.max(np.sum(duration > 0, 1), initial=0)), 1)
+    rows, dim = message.start.shape
+    velocity = np.empty((rows, longest, dim))
+    velocity[:, 0] = message.velocity
+    if longest > 1:
+        first = np.zeros(len(keys), np.int64)
+        first[message.chain] = message.turn
+        # Padded to one of a few lengths, because each is compiled.
+        count = min(1 << (longest - 2).bit_length(), segments - 1)
+        made = np.asarray(_velocities(count, dim)(keys, jnp.asarray(first)))
+        velocity[:, 1:] = np.swapaxes(made[: longest - 1, message.chain], 0, 1)
+    number, chain = (x.astype(np.int64) for x in (message.number, message.chain))
+    rest = message.time, message.until, message.evidence
+    return messages.Plans(
+        message.run, message.sequence, number, message.start, duration[:, :longest], velocity, chain, *rest
+    )
+
+
+@functools.cache
+def _velocities(count: int, dim: int):
+    return compiled(functools.partial(turn_velocities, count=count, dim=dim))
+
+
+def fingerprint(duration: np.ndarray, velocity: np.ndarray) -> bytes:
+    """A hash of the segments of plans: their lengths, and the velocities of those that have a length."""
+    used = np.where((duration > 0)[..., None], velocity, 0.0)
+    parts = (np.ascontiguousarray(x, "<f8").tobytes() for x in (duration, used))
+    return hashlib.sha256(b"".join(parts)).digest()
+
+
+# Joint plans ---------------------------------------------------------------------------------------------------------
 
 
 def _hash(use: str, *parts: bytes) -> bytes:
@@ -167,12 +223,11 @@ class OwnPlans:
             return False
         if self.credentials is None:
             return True
-        from fedpdmc.certificates import fingerprint, signer
+        from fedpdmc.certificates import signature_fault
 
-        said = announced(self._opening.run if self._opening else b"", self.study.digest, name, opened)
-        if signer(self.credentials, opened.certificate, opened.signature, said) != name:
-            return False
-        return name not in self._pinned or fingerprint(opened.certificate) == self._pinned[name]
+        assert self._opening is not None
+        data = announced(self._opening.run, self.study.digest, name, opened)
+        return not signature_fault(self.credentials, name, opened.certificate, opened.signature, data, self._pinned)
 
     def turn_keys(self, message: Request):
         """The public keys of the turns; None if the coordinator has sent its own in the opening."""
@@ -182,8 +237,8 @@ class OwnPlans:
         """The coordinator as this site makes it, and its randomness, from the seeds in the first request."""
         if self._run is None:
             assert (opening := self._opening) is not None
-            told = [opening.commitment, *(one.commitment for one in self._opened)]
-            if not self._opened or [_hash("commitment", seed) for seed in message.evidence] != told:
+            commitments = [opening.commitment, *(one.commitment for one in self._opened)]
+            if not self._opened or [_hash("commitment", seed) for seed in message.evidence] != commitments:
                 raise RequestRefused("NOT_JOINT")
             method = _method(self.study, opening, joint_seed(message.evidence))
             start = strong_types(start_state(method, -opening.begin))
@@ -213,8 +268,8 @@ class OwnPlans:
         """An answer with the site's signature."""
         if self._opening is None:
             return answer
-        said = _statement(self.name, _public_part(answer, _digest(message)))
-        return dataclasses.replace(answer, signature=self._key.sign(said))
+        statement = _statement(self.name, _public_part(answer, _digest(message)))
+        return dataclasses.replace(answer, signature=self._key.sign(statement))
 
     def _plan(self, message: Request, plans: messages.Plans) -> _Round:
         """The site's own plans, after the arrivals in a request; `RequestRefused` if the request has others."""
@@ -251,8 +306,7 @@ class OwnPlans:
                 _verify(name, opened.public, answer)
                 found.append(read_arrival(name, answer, plan, flips))
         except (WireError, BadAnswer, ValueError) as error:
-            logger.error("arrivals of other sites that they have not signed: %s", error)
-            raise RequestRefused("NOT_SIGNED") from error
+            raise RequestRefused("NOT_SIGNED", f"arrivals of other sites that they have not signed: {error}") from error
         return jax.tree.map(lambda *x: np.stack(x), *found)
 
 
@@ -261,15 +315,14 @@ def _compare(chain: np.ndarray, *pairs) -> None:
     for mine, other in pairs:
         off = ~(np.abs(mine - other) <= ROUNDING * (1 + np.abs(other))).reshape(len(chain), -1).all(1)
         if off.any():
-            raise RequestRefused("NOT_MY_PLAN", int(chain[np.flatnonzero(off)[0]]) + 1)
+            raise RequestRefused("NOT_MY_PLAN", chain=int(chain[np.flatnonzero(off)[0]]) + 1)
 
 
 def _read_openings(message: messages.Reveal) -> list[messages.Opened]:
     try:
-        found = [messages.decode(data) for data in message.openings]
+        return messages.decode_parts(message.openings, messages.Opened)
     except WireError as error:
         raise RequestRefused("KEY_NOT_PROVED") from error
-    return [one for one in found if isinstance(one, messages.Opened)]
 
 
 def _method(study: Study, opening: messages.Open, seed: int) -> Method:

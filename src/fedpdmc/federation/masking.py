@@ -11,11 +11,20 @@ coordinator cannot replace it. `cryptography` is imported where it is used: samp
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
+import jax.numpy as jnp
 import numpy as np
 
-from fedpdmc.errors import FedPDMCError
+from fedpdmc.errors import InputError, RequestRefused, WireError
+from fedpdmc.federation import messages
+from fedpdmc.potentials import ControlVariate, Quadratic
+from fedpdmc.privacy.gaussian_mechanism import ShareTerms
+
+if TYPE_CHECKING:
+    from fedpdmc.certificates import Credentials
+    from fedpdmc.study.contract import Study
 
 FRACTION, BITS = 64, 128
 WIDTH = BITS // 8
@@ -24,14 +33,11 @@ KEY_BYTES = 32
 PURPOSE = b"fedpdmc secure sum 1"
 
 
-class OutOfRange(FedPDMCError):
-    """A number is too large: the sum could wrap around."""
-
-
 def fixed(value: float, parties: int) -> int:
     """``round(2⁶⁴ value)``, if the sum over all parties then stays below 2¹²⁷."""
     if not abs(value) < 2.0 ** (BITS - 1 - FRACTION) / parties:
-        raise OutOfRange(f"secure sum: a number is not below {2.0 ** (BITS - 1 - FRACTION) / parties:.3g} in size.")
+        limit = f"a number is not below {2.0 ** (BITS - 1 - FRACTION) / parties:.3g} in size"
+        raise RequestRefused("OUT_OF_RANGE", f"secure sum: {limit}. Declare the columns with a center and a scale.")
     return round(math.ldexp(value, FRACTION))
 
 
@@ -148,3 +154,108 @@ def _stream(key: bytes, length: int) -> bytes:
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
     return Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(length))
+
+
+# A site's part ------------------------------------------------------------------------------------------------------
+
+
+def _not_proved(words: str) -> RequestRefused:
+    return RequestRefused("KEY_NOT_PROVED", f"secure sums: {words}")
+
+
+class SecureSumParty:
+    """One site of a study that releases derivatives as sums only.
+
+    ``name``: the site's. ``secret``: its secret X25519 key in this run. ``credentials``: its keys of the study; None if
+    a log is only read. ``certificates``: fingerprints of the only certificates that are accepted for the named sites.
+    """
+
+    def __init__(
+        self,
+        study: Study,
+        name: str,
+        secret: bytes,
+        credentials: Credentials | None = None,
+        certificates: Mapping[str, str] | None = None,
+    ):
+        self.study, self.name, self._secret, self._credentials = study, name, secret, credentials
+        self._certificates = dict(certificates or {})
+        self._keys: dict[str, bytes] | None = None
+
+    def offer(self, message: messages.Offer, asked: bytes) -> messages.Offered:
+        """The site's own key, signed."""
+        from fedpdmc.certificates import sign
+
+        if (own := self._credentials) is None:
+            raise InputError("keys", "none", "Secure sums need the site's keys. A plain connection has none.")
+        public = public_of(self._secret)
+        signed = statement(message.run, self.study.digest, self.name, public)
+        return messages.Offered(message.run, message.sequence, asked, public, own.certificate, sign(own, signed))
+
+    def check(self, message: messages.Agree) -> None:
+        """Raise `RequestRefused` unless the offers are those of exactly the study's sites, each signed by its site."""
+        from fedpdmc.certificates import signature_fault
+
+        assert self._credentials is not None
+        offers = _offers(message)
+        if len(offers) != len(self.study.sites) or len({offer.public for offer in offers}) != len(offers):
+            raise _not_proved("the number of different keys is not the number of sites")
+        for name, offer in zip(self.study.sites, offers, strict=True):
+            proof = statement(message.run, self.study.digest, name, offer.public)
+            shown = offer.certificate, offer.signature, proof
+            if fault := signature_fault(self._credentials, name, *shown, self._certificates):
+                raise _not_proved(fault)
+            if name == self.name and offer.public != public_of(self._secret):
+                raise _not_proved("this site's own key was replaced")
+        self._shared(message.run, offers)
+
+    def agree(self, message: messages.Agree, asked: bytes) -> messages.Opened:
+        """The answer to keys that are proved."""
+        self.check(message)
+        return messages.Opened(message.run, message.sequence, asked)
+
+    def record(self, message: messages.Agree) -> None:
+        """Store the keys of an agreement that was checked before."""
+        self._keys = self._shared(message.run, _offers(message))
+
+    def _shared(self, run: bytes, offers: list[messages.Offered]) -> dict[str, bytes]:
+        publics = {name: offer.public for name, offer in zip(self.study.sites, offers, strict=True)}
+        try:
+            return pair_keys(self._secret, self.name, run, publics)
+        except ValueError as error:
+            raise _not_proved("a key of low order") from error
+
+    def masked(self, message: messages.Derive, asked: bytes, gradient, hessian) -> messages.Masked:
+        """Derivatives under the masks of this request."""
+        assert self._keys is not None
+        masked = mask(packed(gradient, hessian), self.name, self._keys, asked)
+        return messages.Masked(message.run, message.sequence, asked, masked)
+
+    def seal(self, numbers: Sequence[int], asked: bytes, terms: ShareTerms) -> bytes:
+        """Integers with shared noise under the masks of this request and of the terms that the guarantee depends on."""
+        assert self._keys is not None
+        return mask_integers(numbers, self.name, self._keys, asked + terms.digest).tobytes()
+
+    def control(self, message: messages.Open, gradient: np.ndarray, hessian: np.ndarray) -> ControlVariate:
+        """The quadratic of the site's own derivatives at a point, or of their means, rounded as in the sum.
+
+        It has the part of their curvature that the opening says, less this site's share of what makes the reference wider.
+
+        The coordinator uses the sum of these: both sides use the same quadratics, each known to its site only.
+        """
+        sites, point = len(self.study.sites), message.point
+        gradient = rounded(gradient, sites)
+        symmetric = np.triu(hessian) + np.triu(hessian, 1).T
+        hessian = message.kept * rounded(symmetric, sites) if message.order == 2 else np.zeros_like(hessian)
+        less = message.wide @ message.wide.T / sites if message.wide.size else np.zeros_like(hessian)
+        linear = gradient - hessian @ point + less @ message.center
+        return ControlVariate(
+            Quadratic(jnp.asarray(hessian - less), jnp.asarray(linear)), jnp.asarray(point), message.order
+        )
+
+
+def _offers(message: messages.Agree) -> list[messages.Offered]:
+    try:
+        return messages.decode_parts(message.offers, messages.Offered)
+    except WireError as error:
+        raise _not_proved(str(error)) from error

@@ -21,10 +21,9 @@ from fedpdmc.federation.answer_checks import (
 from fedpdmc.federation.checkpoint import OpeningJournal
 from fedpdmc.federation.derivative_plausibility import Plausible
 from fedpdmc.federation.derivative_rounding import Heights, digits_in, digits_of
-from fedpdmc.federation.joint_plans import JointRandomness, announced
-from fedpdmc.federation.message_format import VERSION
+from fedpdmc.federation.joint_plans import JointRandomness, abbreviated, announced
+from fedpdmc.federation.messages import VERSION
 from fedpdmc.federation.transport import Request, Transport
-from fedpdmc.federation.turn_plans import abbreviated
 from fedpdmc.members.private_site import Noisy, release_point
 from fedpdmc.members.site import Member, NotBent, own_part
 from fedpdmc.plan import Arrival, Plan
@@ -38,76 +37,50 @@ from fedpdmc.whitening import Bend, Reference
 if TYPE_CHECKING:
     from fedpdmc.federation.audit_seals import Witness
 
-# The name of the sum of all sites, if only sums are known. No site can have it.
-SUM = "/sum"
-# Rounds in which the sites agree on their masks.
-AGREEMENT = 2
+SUM = "/sum"  # the name of the sum of all sites, if only sums are known. No site can have it
+AGREEMENT = 2  # rounds in which the sites agree on their masks
 
 
 class RemoteFederation(Federation):
     """Sites that answer messages, wherever they are.
 
-    Parameters
-    ----------
-    transport : Transport
-    run : bytes
-        The run's id, 16 bytes.
-
-    Attributes
-    ----------
-    sequence : (sites,)
-        Number of the last request that each site has answered; a resumed run continues from there.
-    columns : list
-        The coordinates that each site is sent, None for all; set before the first plan.
-    coordinates : list
-        The parameters that each site's records depend on, None for all; set before the first derivatives.
-    plausible : Plausible or None
-        Checks derivatives against the contract; None: no check.
-    flips : bool or None
-        Whether marks are coordinates, not velocities; None: either is accepted.
-    private : bool or None
-        Whether sites must have privacy budgets; None: not checked.
-    journal : OpeningJournal
-        The rounds of the opening, which are not asked twice.
-    version : int
-        The wire version of the run's requests.
-    joint : JointRandomness or None
-        Where sites make the plans; set before the opening.
-    contract : bytes
-        The contract's SHA-256, which sites sign with their keys of secure sums.
+    ``run`` is the run's id, and ``contract`` the contract's SHA-256, which sites sign with their keys of secure sums.
     """
 
     def __init__(self, transport: Transport, run: bytes, contract: bytes = b""):
-        self.transport, self.run, self.version, self.contract = transport, run, VERSION, contract
-        self.journal = OpeningJournal()
-        self.sequence, self.bytes = np.zeros((2, len(transport.names)), dtype=np.int64)
-        self.names = transport.names
-        self.columns = [None] * len(transport.names)
-        self.coordinates: list[np.ndarray | None] = [None] * len(transport.names)
-        self._point: tuple[np.ndarray, ...] | None = None
-        self._derived: list[tuple[float, np.ndarray, np.ndarray]] = []
-        # What sites with a budget report about the noise of these, and about their accounts.
-        self.noise: list[np.ndarray] = []
-        self._agreed = False
-        self._noisy_sums: dict[bytes, Noisy] = {}
-        # The account of each private site, from its last answer.
-        self.account: dict[str, AccountStatus] = {}
-        self.passes = np.zeros(len(transport.names), dtype=np.int64)
+        self.transport, self.run, self.contract, self.names = transport, run, contract, transport.names
+        sites = len(self.names)
+        self.version = VERSION  # of the run's requests
+        self.journal = OpeningJournal()  # the rounds of the opening, which are not asked twice
+        self.plausible: Plausible | None = None  # checks derivatives against the contract; None: no check
+        # Set before the first plan: the coordinates that each site is sent, None for all; whether marks are coordinates, not
+        # velocities; whether sites must have privacy budgets; whether they have the key of the turns.
+        self.columns = [None] * sites
         self.flips: bool | None = None
-        # Whether the sites have the key of the turns.
-        self.turning = False
         self.private: bool | None = None
-        self._early = ImmediateArrivals(transport.names)
-        self.plausible: Plausible | None = None
-        self._heights = [Heights() for _ in transport.names]
-        self.joint: JointRandomness | None = None
+        self.turning = False
+        # Set before the first derivatives: the parameters that each site's records depend on, None for all.
+        self.coordinates: list[np.ndarray | None] = [None] * sites
+        self.joint: JointRandomness | None = None  # where sites make the plans; set before the opening
+        self._derived: list[tuple[float, np.ndarray, np.ndarray]] = []
+        # What sites with a budget report about the noise of these, and the account of each from its last answer.
+        self.noise: list[np.ndarray] = []
+        self.account: dict[str, AccountStatus] = {}
+        self._early = ImmediateArrivals(self.names)
+        self._reset()
 
     def rewind(self) -> None:
         """Begin the opening again: rounds that were answered are taken from the journal."""
-        self._point, self._agreed, self._noisy_sums = None, False, {}
-        self._heights = [Heights() for _ in self.names]
-        self.sequence, self.bytes, self.passes = np.zeros((3, len(self.names)), dtype=np.int64)
+        self._reset()
         self.journal.rewind()
+
+    def _reset(self) -> None:
+        self._point: tuple[np.ndarray, ...] | None = None
+        self._agreed = False
+        self._noisy_sums: dict[bytes, Noisy] = {}
+        self._heights = [Heights() for _ in self.names]
+        # The number of the last request that each site has answered; a resumed run continues from there.
+        self.sequence, self.bytes, self.passes = np.zeros((3, len(self.names)), dtype=np.int64)
 
     @property
     def accounts(self) -> list[AccountStatus]:
@@ -166,14 +139,13 @@ class RemoteFederation(Federation):
             return known
         found = self._masked(x)
         for name, message in zip(self.names, found, strict=True):
-            told = message.noise.tolist()
-            if len(told) == 0:
+            report = message.noise.tolist()
+            if len(report) == 0:
                 raise BadAnswer(name, "derivatives without noise, unlike the contract")
-            if told[:2] != found[0].noise.tolist()[:2]:
+            if report[:2] != found[0].noise.tolist()[:2]:
                 raise BadAnswer(name, "a share of the noise that is not that of other sites: the sum is void")
-            self.account[name] = read_account(name, len(x), 0.0, told[2:])
-        size = len(x) + len(x) * (len(x) + 1) // 2
-        numbers = masking.total_integers(self._words(found, size))
+            self.account[name] = read_account(name, len(x), 0.0, report[2:])
+        numbers = masking.total_integers(self._words(found, masking.size(len(x))))
         terms = ShareTerms(len(self.names), 0, len(self._noisy_sums), *found[0].noise.tolist()[:2])
         gradient, hessian = from_sum(numbers, terms, len(x))
         if self.plausible is not None:
@@ -186,8 +158,10 @@ class RemoteFederation(Federation):
     ) -> list[messages.Masked]:
         """Masked derivatives of all sites, which have agreed on their masks before."""
         if not self._agreed:
-            said = partial(masking.statement, self.run, self.contract)
-            self._ask_opening(self._all(messages.Offer), messages.Offered, lambda site, own: said(site, own.public))
+            statement = partial(masking.statement, self.run, self.contract)
+            self._ask_opening(
+                self._all(messages.Offer), messages.Offered, lambda site, own: statement(site, own.public)
+            )
             offered = tuple(self.journal.rounds[0][1])
             self._ask_opening(self._all(messages.Agree, offered), messages.Opened)
             self._agreed = True
@@ -232,16 +206,15 @@ class RemoteFederation(Federation):
                 extra["wide"] = reference.wide
             message = messages.Open(self.run, int(sequence) + 1, *shape, *parts, turns=key, kept=kept, **extra)
             requests.append(Request.of(message, self.version))
-        said = None if self.joint is None else partial(announced, self.run, self.contract)
-        found = self._ask_opening(requests, messages.Opened, said)
+        statement = None if self.joint is None else partial(announced, self.run, self.contract)
+        found = self._ask_opening(requests, messages.Opened, statement)
+        self.account = {}
         for name, message in zip(self.names, found, strict=True):
             if self.private is not None and self.private != (message.remaining >= 0):
                 raise BadAnswer(name, f"{'no' if self.private else 'a'} privacy budget, contrary to the contract")
-        told = {name: message for name, message in zip(self.names, found, strict=True) if message.remaining >= 0}
-        self.account = {
-            name: read_account(name, reference.dim, message.remaining, message.account.tolist())
-            for name, message in told.items()
-        }
+            if message.remaining >= 0:
+                account = message.remaining, message.account.tolist()
+                self.account[name] = read_account(name, reference.dim, *account)
         if self.joint is not None:
             openings = tuple(messages.encode(message) for message in found)
             self.joint.begin(found, self._ask(self._all(messages.Reveal, openings), messages.Revealed))
@@ -315,16 +288,18 @@ class RemoteFederation(Federation):
         made = {n: Request.of(kind(self.run, n + 1, *content), self.version) for n in numbers}
         return [made[int(n)] for n in self.sequence]
 
-    def _ask_opening(self, requests: Sequence[Request], kind: type, said: Callable[..., bytes] | None = None) -> list:
+    def _ask_opening(
+        self, requests: Sequence[Request], kind: type, statement: Callable[..., bytes] | None = None
+    ) -> list:
         """A round of the opening, asked once. What a site has not signed, other sites would refuse, and be blamed for it."""
 
         def checked(answers, sent) -> list:
             found = self._check(answers, sent, kind)
-            if said is not None and (own := self.transport.credentials) is not None:
+            if statement is not None and (own := self.transport.credentials) is not None:
                 from fedpdmc.certificates import signer
 
                 for name, one in zip(self.names, found, strict=True):
-                    if signer(own, one.certificate, one.signature, said(name, one)) != name:
+                    if signer(own, one.certificate, one.signature, statement(name, one)) != name:
                         raise BadAnswer(name, "a key that is not signed with a valid certificate of this site")
             return found
 
@@ -380,7 +355,6 @@ class RemoteSite(Member):
 
     Parameters
     ----------
-    federation : RemoteFederation
     index : int or None
         The site's index in the federation; None: the sum of all sites, if only sums are known.
     dim : int

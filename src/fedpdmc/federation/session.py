@@ -1,64 +1,75 @@
-"""``connect``: a connection to a study's sites, on a network or in this process, for ``sample``."""
+"""``connect``: a connection to a study's sites, on a network or in this process; runs over it, stored and resumed."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import secrets
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
 
 from fedpdmc.console.interrupts import Interrupted
 from fedpdmc.console.progress import report, show_prior, showing
 from fedpdmc.errors import InputError
 from fedpdmc.federation.checkpoint import Checkpoint, OpeningJournal
-from fedpdmc.federation.codecs import RUN_BYTES
-from fedpdmc.federation.derivative_plausibility import Plausible
-from fedpdmc.federation.message_format import MEANING, READABLE, VERSION
-from fedpdmc.federation.messages import Welcome, encode
-from fedpdmc.federation.remote import RemoteFederation
+from fedpdmc.federation.derivative_plausibility import Plausible, doubts
+from fedpdmc.federation.derivative_rounding import TOLERANCE
+from fedpdmc.federation.joint_plans import JointRandomness, joint_seed
+from fedpdmc.federation.messages import MEANING, READABLE, RUN_BYTES, VERSION, Welcome, encode
+from fedpdmc.federation.remote import AGREEMENT, SUM, RemoteFederation, RemoteSite
 from fedpdmc.federation.transport import DirectTransport, Transport
+from fedpdmc.members.private_site import account_report
+from fedpdmc.members.run_coordinates import local_columns
+from fedpdmc.models.mixture_prior import MixturePrior
+from fedpdmc.privacy.accountant import AccountStatus
+from fedpdmc.privacy.gaussian_mechanism import shared_words
 from fedpdmc.results.manifest import RESTORE
 from fedpdmc.results.path_store import RunState
+from fedpdmc.results.posterior import Posterior
+from fedpdmc.results.skeleton import Block, Skeleton
 from fedpdmc.sampling.api import StudyConnection
+from fedpdmc.sampling.arguments import Settings
+from fedpdmc.sampling.coordinator import PublicKeys
+from fedpdmc.sampling.defaults import Method, choose
+from fedpdmc.sampling.driver import Goal, Sampler
+from fedpdmc.sampling.engines import one_round
+from fedpdmc.sampling.factory import coordinator, coordinator_key, opening
+from fedpdmc.sampling.laplace_reference import search_laplace
+from fedpdmc.sampling.one_shot import exact_cost, exact_words, private_laplace
+from fedpdmc.sampling.run_state_arrays import pack_position, pack_reference, unpack_position, unpack_reference
+from fedpdmc.sampling.vb_reference import reference_at, search_vb
 from fedpdmc.validation import has_fields, optional_seed, require_posix
 from fedpdmc.version import __version__
+from fedpdmc.whitening import VB, Reference
 
 INTERRUPTED = (
     "before the first block of samples was complete. With a store, connect and sample again to resume; without one a new "
     "run begins."
 )
-# Seconds between two exchanges of seals.
-SEAL_SECONDS = 60.0
-# The wire version of stores that do not name theirs.
-FIRST_STORED = 9
+SEAL_SECONDS = 60.0  # between two exchanges of seals
+FIRST_STORED = 9  # the wire version of stores that do not name theirs
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from fedpdmc.certificates import Credentials
-    from fedpdmc.console.progress import Showing
+    from fedpdmc.console.progress import Display
     from fedpdmc.federation.audit_seals import Witness
-    from fedpdmc.results.posterior import Posterior
     from fedpdmc.study.contract import Study
 
 
 class Connection(StudyConnection):
     """The sites of a study and the run that they take part in; `fedpdmc.sample` draws from it.
 
-    Parameters
-    ----------
-    study : Study
-    transport : Transport
-    run : bytes
-    seed : int
-        The coordinator's randomness.
-    checkpoint : Checkpoint, optional
-        Where the run is stored.
-    saved : RunState, optional
-        The state that an earlier process has stored.
+    ``seed``: the coordinator's randomness. ``checkpoint``: where the run is stored: every block, and the state between
+    blocks. ``saved``: the state that an earlier process has stored.
     """
 
     def __init__(
@@ -76,14 +87,19 @@ class Connection(StudyConnection):
         self.federation.plausible = Plausible(study)
         self.federation.version = _wire_version(saved)
         # What every stored state says of the run.
-        self.facts = {"study": study.digest.hex(), "run": run.hex(), "seed": seed, "wire": self.federation.version}
+        self.identity = {"study": study.digest.hex(), "run": run.hex(), "seed": seed, "wire": self.federation.version}
         self._sampled = False
+        # What each site does to the posterior, and the bits that its answers have carried.
+        self.weights: dict[str, dict[str, Any]] = {}
+        self.information: dict[str, float] = {}
         if checkpoint is not None:
-            self.federation.journal = OpeningJournal(lambda facts, arrays: checkpoint.write(self.facts | facts, arrays))
+            self.federation.journal = OpeningJournal(
+                lambda facts, arrays: checkpoint.write(self.identity | facts, arrays)
+            )
         if saved is not None:
             self.federation.journal.read(saved)
         # Called with the display of every run, so that a status page can follow it.
-        self.shown_to: Callable[[Showing], None] | None = None
+        self.shown_to: Callable[[Display], None] | None = None
         self._witness: Witness | None = None
         self._sealed = time.monotonic()
         if transport.credentials is not None:
@@ -100,20 +116,19 @@ class Connection(StudyConnection):
 
     def sample(self, *, ess: float | None, duration: float | None, keep: str, progress: bool) -> Posterior:
         """Sample the study's posterior, from the start or from the stored state."""
-        from fedpdmc.federation.resume import sample_study
         from fedpdmc.study.description import prior_lines
 
         if self._sampled and self.checkpoint is not None:
             # An earlier call was interrupted.
             self.saved = self.checkpoint.read()
-        self._sampled = True
+        self._sampled, self.weights, self.information = True, {}, {}
         show_prior(progress, prior_lines(self.study))
         with showing(progress, self.transport.status) as this:
             if self.shown_to is not None:
                 self.shown_to(this)
             report("waiting for the sites")
             try:
-                return sample_study(self, ess=ess, duration=duration, keep=keep, progress=progress)
+                return _sample(self, ess=ess, duration=duration, keep=keep, progress=progress)
             except KeyboardInterrupt:
                 raise Interrupted(INTERRUPTED) from None
 
@@ -122,11 +137,63 @@ class Connection(StudyConnection):
         """The address on which the coordinator listens, if it does."""
         return getattr(self.transport, "address", None)
 
-    def seal_logs(self) -> None:
-        """Exchange seals of the sites' logs, at most once in `SEAL_SECONDS`."""
+    def block(self, block: Block | Skeleton) -> None:
+        """Store a block's knots."""
+        if self.checkpoint is not None:
+            self.checkpoint.append(block)
+
+    def between_blocks(self, sampler: Sampler) -> None:
+        """Have the sites' logs sealed, at most once in `SEAL_SECONDS`, and replace the stored state."""
         if self._witness is not None and time.monotonic() - self._sealed > SEAL_SECONDS:
             self._exchange_seals(self._witness)
             self._sealed = time.monotonic()
+        if self.checkpoint is None or sampler.goal is None:
+            return
+        federation, (reference, arrays) = self.federation, pack_reference(sampler.method.reference)
+        joint, accounts = federation.joint, federation.account
+        facts = {
+            **self.identity,
+            "sequence": federation.sequence.tolist(),
+            "keep": sampler.keep,
+            "accounts": {name: [a.dim, a.remaining, a.numbers(), a.observed] for name, a in accounts.items()},
+            "burn_in": sampler.burn_in_time,
+            "goal": list(sampler.goal),
+            "reference": reference,
+            "weights": self.weights,
+            "joint": joint and [[x.hex() for x in part] for part in (joint.seeds, joint.evidence, joint.publics)],
+        }
+        position = pack_position(sampler.position()) | {"bytes": np.asarray(federation.bytes)}
+        self.checkpoint.write(facts, arrays | position)
+
+    def status(self) -> str:
+        """The state of the sites' connections and privacy budgets."""
+        spent = [f"{one.site} {100 * one.spent:.3g} %" for one in self.federation.accounts]
+        words = [self.transport.status(), *(["privacy spent: " + ", ".join(spent)] if spent else [])]
+        return "; ".join(word for word in words if word)
+
+    def privacy(self) -> dict[str, Any] | None:
+        """The privacy account of every site, from its answers; None without a budget."""
+        study, account = self.study, self.federation.account
+        budgets = {name: study.budget(site=name) for name in account}
+        # Only the site knows the data set's name in its ledger.
+        where = {"dataset": None, "study": study.name, "run": self.run.hex()}
+        reports = {
+            name: account_report(account[name], budget, study.dynamics()) | where
+            for name, budget in budgets.items()
+            if budget is not None
+        }
+        return reports or None
+
+    def facts(self) -> dict[str, Any]:
+        """Which study and run this is, and what its sites do to the posterior."""
+        from fedpdmc.study.description import effect_scale, prior_lines
+
+        study = self.study
+        known = {"study": study.name, "contract": study.digest.hex(), "run": self.run.hex()}
+        known |= {"prior": prior_lines(study), "effect_scale": effect_scale(study), "information": self.information}
+        # Regressions of the other families have one mode.
+        known |= {"modes_searched": False} if study.family in ("file", "student_t") else {}
+        return known | {"influence": self.weights, "doubts": doubts(self.weights)}
 
     def finish(self) -> None:
         """Tell the sites that the run has ended."""
@@ -255,8 +322,8 @@ def _records(study: Study, data: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
 
     if set(data) != set(study.sites):
         raise InputError("data", f"sites {sorted(data)}", f"Give the records of {', '.join(study.sites)}.")
-    told = {name: data[name] if isinstance(data[name], tuple) else (data[name], None) for name in study.sites}
-    return records_of_sites(study, told)
+    sources = {name: data[name] if isinstance(data[name], tuple) else (data[name], None) for name in study.sites}
+    return records_of_sites(study, sources)
 
 
 def _identity(study, checkpoint, saved: RunState | None, seed: int | None) -> tuple[bytes, int]:
@@ -303,3 +370,216 @@ def _trial_keys(study: Study, store) -> dict[str, Credentials]:
         folder = stack.enter_context(tempfile.TemporaryDirectory()) if store is None else Path(store) / "keys"
         make_keys(folder, study.sites)
         return {name: read_credentials(Path(folder) / "sites" / name) for name in study.sites}
+
+
+# A run -----------------------------------------------------------------------------------------------------------------
+
+
+def _sample(
+    connection: Connection, *, ess: float | None, duration: float | None, keep: str, progress: bool
+) -> Posterior:
+    """``ess`` or ``duration`` replace those of the contract. Its limits still apply."""
+    study, saved, federation = connection.study, connection.saved, connection.federation
+    federation.rewind()
+    if study.one_shot:
+        return _one_shot(connection, ess, duration)
+    if ess is None and duration is None:
+        ess, duration = study.ess, study.duration
+    if saved is not None and "goal" not in saved.facts:
+        # Killed in its opening, which the journal has.
+        saved = None
+    if saved is not None:
+        check_state(study, saved)
+        if saved.facts["keep"] != keep:
+            remedy = f"The run in this store was started with keep={saved.facts['keep']!r}."
+            raise InputError("keep", repr(keep), remedy)
+    method = _method(connection, saved, keep)
+    if federation.plausible is not None:
+        connection.weights = federation.plausible.weigh_sites() if saved is None else saved.facts.get("weights", {})
+    federation.flips, federation.private = study.dynamics().flips, study.epsilon is not None
+    elsewhere = method.sites[: len(federation.names)]
+    federation.columns = [local_columns(site, opening(method, site)) for site in elsewhere]
+    federation.needs_time = study.effects is not None
+    burn_in = method.burn_in(study.burn_in, duration) if saved is None else saved.facts["burn_in"]
+    if study.sites_plan:
+        federation.joint = JointRandomness(study, connection.seed)
+        method = _without_starts(method, study)
+    if saved is None:
+        summed = study.derivatives == "summed"
+        control = [method.control.get(SUM if summed else name) for name in federation.names]
+        # A site that is not in every round also gets the last velocity, for the time after the plan.
+        segments = method.segments + one_round.applies(federation.columns, coordinator(method))
+        federation.open(method.reference, control, method.chains, segments, summed, _turn_key(study, method), -burn_in)
+    else:
+        federation.turning = method.dynamics.turns
+        if federation.joint is not None:
+            federation.joint.seeds, federation.joint.evidence, *publics = _unpack_joint(saved)
+            federation.joint.publics = publics[0] if publics else ()
+        # The sites' budgets as they were last reported.
+        accounts = saved.facts["accounts"].items()
+        federation.account = {name: AccountStatus.from_numbers(name, *one) for name, one in accounts}
+    if federation.joint is not None:
+        method = method.replace(seed=joint_seed(federation.joint.seeds))
+    sampler = Sampler(method, burn_in, keep, connection)
+    if saved is not None:
+        _restore(sampler, connection, saved)
+        if not sampler.resume(progress):
+            return sampler.posterior()
+    else:
+        sampler.check_budget(burn_in + (duration or 0.0))
+        if burn_in > 0:
+            sampler.burn_in(progress, duration, ess)
+    connection.saved = None
+    post = sampler.to_length(duration, ess, progress)
+    asked = 0 if saved is None else np.asarray(saved.facts["sequence"])
+    if study.epsilon is None and (federation.sequence > asked).any():
+        connection.information = post.settings["information"] = federation.information()
+    if federation.plausible is not None:
+        federation.plausible.check_posterior(post.mean(), np.sqrt(np.diag(post.cov())))
+    return post
+
+
+def _without_starts(method: Method, study: Study) -> Method:
+    """The method of a run whose plans sites make: they know the reference, and its chains start from it."""
+    if study.control == "quadratic" and method.dynamics.flow.rotating and method.public is not None:
+        remedy = "The sites cannot make the plans of such a run: use kind = 'ZigZag' with reference = 'none'."
+        raise InputError("study.toml: dynamics", "rotations, and a posterior whose curvature is not positive", remedy)
+    return method.replace(reference=dataclasses.replace(method.reference, starts=None))
+
+
+def _unpack_joint(saved: RunState) -> list[tuple[bytes, ...]]:
+    return [tuple(bytes.fromhex(x) for x in part) for part in saved.facts["joint"]]
+
+
+def _turn_key(study: Study, method: Method) -> np.ndarray | None:
+    """The public key of the turns; empty if it follows from the seeds of all parties."""
+    if not method.dynamics.turns:
+        return None
+    if study.sites_plan:
+        return np.zeros(0, np.uint32)
+    return np.asarray(jax.random.key_data(PublicKeys.turn_key(coordinator_key(method))), np.uint32)
+
+
+def _one_shot(connection: Connection, ess: float | None, duration: float | None) -> Posterior:
+    """Draws from noisy derivatives at four points. Repeated requests get the same answers at no charge."""
+    if ess is not None or duration is not None:
+        remedy = "The contract's method is 'private-laplace', which has neither: omit them."
+        raise InputError("ess or duration", "a number", remedy)
+    study, federation = connection.study, connection.federation
+    post = private_laplace(_members(connection), study.prior(), study.names, connection.seed)
+    post.privacy, post.settings = connection.privacy(), post.settings | connection.facts()
+    post.settings["sites"] = list(federation.names)
+    if study.model is None:
+        scale, count = np.linalg.cholesky(post.cov()), len(study.sites)
+        rows = {site: study.coordinates(site) for site in study.sites}
+        costs = (
+            exact_cost(study.declared_model(site), study.budget(site=site), scale if own is None else scale[own], count)
+            for site, own in rows.items()
+        )
+        post.settings["chosen"] += exact_words(min(costs))
+    if study.derivatives == "noisy-summed":
+        post.settings["chosen"] += f" {shared_words(len(study.sites), study.colluding or 0)}"
+        post.rounds += AGREEMENT
+    post.bytes, post.messages = np.array(federation.bytes), 2 * np.array(federation.sequence)
+    return post
+
+
+def _members(connection: Connection) -> list[RemoteSite]:
+    study, federation = connection.study, connection.federation
+    budget = study.budget() if study.noisy else None
+    bounds = None if budget is None else budget.bounds
+    if study.derivatives == "noisy-summed":
+        # Only the sum of all sites is known.
+        together = RemoteSite(federation, None, len(study.names), bounds)
+        together.naming = study.naming
+        return [together]
+    own = [study.coordinates(name) for name in federation.names]
+    federation.coordinates = [None if one is None else np.asarray(one) for one in own]
+    members = [
+        RemoteSite(federation, index, len(study.names), bounds, study.coordinates(name))
+        for index, name in enumerate(federation.names)
+    ]
+    for site in members:
+        site.guess, site.naming = study.guess, study.naming
+        site.latents, site.spreads = int(study.effects is not None), _spreads(study)
+    return members
+
+
+def _spreads(study: Study) -> tuple[int, ...]:
+    """The places of log spreads among the parameters."""
+    return () if study.effects is None else study.effects.spreads(len(study.names))
+
+
+def _method(connection: Connection, saved: RunState | None, keep: str) -> Method:
+    study, federation, members = connection.study, connection.federation, _members(connection)
+    reference: Any = "identity" if study.reference == "none" else study.reference
+    if saved is not None:
+        reference = unpack_reference(saved.facts["reference"], saved.arrays)
+    elif study.reference != "none" and study.derivatives == "summed":
+        together: Any = [RemoteSite(federation, None, len(study.names))]
+        together[0].guess, together[0].spreads = study.guess, _spreads(study)
+        found = _mode(federation, together, study)
+        asked = dict.fromkeys(federation.names, 0)
+        reference = dataclasses.replace(found, rounds=found.rounds + AGREEMENT, bytes=asked)
+    elif study.reference != "none" and study.derivatives == "own":
+        reference = _mode(federation, members, study)
+    settings = Settings(
+        sites=members, prior=study.prior(), dynamics=study.dynamics(), reference=reference, control=study.control,
+        chains=study.chains, seed=connection.seed, keep=keep, names=study.names,
+    )  # fmt: skip
+    return choose(settings)
+
+
+def _mode(federation: RemoteFederation, members: Any, study: Study) -> Reference:
+    """The reference, of derivatives on the grid of releases."""
+    words = members, study.prior(), TOLERANCE, None, study.reach, study.names
+    found, x, spread = (
+        search_vb(*words, bend=True, points=study.most_derivatives) if study.reference == VB else search_laplace(*words)
+    )
+    before = int(federation.sequence.max())
+    made = reference_at(members, study.prior(), x, spread, study.names, found)
+    if federation.plausible is not None and len(members) > 1:
+        for doubt in doubts(federation.plausible.weigh_sites()):
+            warnings.warn(doubt, stacklevel=2)
+    traffic = {name: size + (made.bytes or {}).get(name, 0) for name, size in (found.bytes or {}).items()}
+    # Sites are not asked again for what they have answered last.
+    again = int(federation.sequence.max()) - before
+    return dataclasses.replace(made, rounds=found.rounds + again, bytes=traffic)
+
+
+def check_state(study: Study, saved: RunState) -> None:
+    """Refuse a stored state that is not one of this study, before anything is done with it."""
+    chains, dim = study.chains, len(study.names)
+    facts = saved.facts
+    try:
+        reference, position = unpack_reference(facts["reference"], saved.arrays), unpack_position(saved.arrays)
+        state, goal, begun = position.chains, Goal(*facts["goal"]), facts["burn_in"]
+        good = facts["keep"] in ("skeleton", "draws") and all(np.isfinite([*goal, begun]))
+        good = good and reference.center.shape == (dim,) and reference.scale_tril.shape in ((dim,), (dim, dim))
+        good = good and all(one.shape == (chains, dim) for one in (state.a, state.v)) and position.rounds >= 0
+        good = good and all(one.shape == (chains,) for one in (state.t, state.number, state.events))
+        prior = study.prior()
+        held = prior.law.start(chains).shape if isinstance(prior, MixturePrior) else ()
+        good = good and (() if state.scales is None else state.scales.shape) == held
+        if study.sites_plan:
+            good = good and len(_unpack_joint(saved)[0]) == len(study.sites) + 1
+        good = good and np.shape(facts["sequence"]) == np.shape(saved.arrays["bytes"]) == (len(study.sites),)
+        for name, one in facts["accounts"].items():
+            AccountStatus.from_numbers(name, *one)
+    except Exception as error:
+        # The state was written by someone else: arrays and facts may be anything.
+        raise InputError("store", f"a state that cannot be read ({type(error).__name__})", RESTORE) from error
+    if not good:
+        raise InputError("store", "a state that is not one of this study", RESTORE)
+
+
+def _restore(sampler: Sampler, connection: Connection, saved: RunState) -> None:
+    """Restore a sampler from the stored state."""
+    assert connection.checkpoint is not None
+    sampler.restore(unpack_position(saved.arrays))
+    sampler.goal = Goal(*saved.facts["goal"])
+    connection.checkpoint.fill(sampler.store)
+    connection.federation.sequence = np.asarray(saved.facts["sequence"], dtype=np.int64)
+    connection.federation.bytes = saved.arrays["bytes"]
+    # A prior that the coordinator walks with comes after the sites.
+    connection.federation.passes = saved.arrays["passes"][: len(connection.federation.names)]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fedpdmc.console.interrupts import waiting
 from fedpdmc.federation import messages
-from fedpdmc.federation.message_format import REFUSAL, claimed_kind
+from fedpdmc.federation.messages import claimed_kind
 
 if TYPE_CHECKING:
     from fedpdmc.certificates import Credentials
@@ -54,10 +54,8 @@ class Transport(abc.ABC):
     long a site takes depends on its answer, so doing something else instead would bias the run.
     """
 
-    @property
-    @abc.abstractmethod
-    def names(self) -> tuple[str, ...]:
-        """The sites' names, in the order of messages and answers."""
+    # The sites' names, in the order of messages and answers.
+    names: tuple[str, ...]
 
     @abc.abstractmethod
     def ask(self, requests: Sequence[Request | None]) -> list[bytes | None]:
@@ -88,21 +86,12 @@ class Transport(abc.ABC):
 class DirectTransport(Transport):
     """Agents in this process, asked one after the other with the same messages as on a network.
 
-    Parameters
-    ----------
-    agents : sequence of Agent
-    temporary : bool
-        Whether their logs are deleted at the end.
+    ``temporary``: whether their logs are deleted at the end.
     """
 
     def __init__(self, agents: Sequence, temporary: bool = False):
         self.agents, self._temporary = list(agents), temporary
-        self._names = tuple(agent.site.name for agent in self.agents)
-
-    @property
-    def names(self):
-        """The sites' names."""
-        return self._names
+        self.names = tuple(agent.site.name for agent in self.agents)
 
     def ask(self, requests):
         """One round, site by site."""
@@ -118,10 +107,6 @@ class DirectTransport(Transport):
         self.agents = []
 
 
-def _nothing() -> None:
-    pass
-
-
 class RoundAnswers:
     """The answers of one round. Its thread is woken by the last of them, or by a refusal, which ends the run."""
 
@@ -132,7 +117,7 @@ class RoundAnswers:
     def add(self, name: str, answer: bytes) -> None:
         """Add the answer of one site."""
         self.answers[name] = answer
-        self.refused |= claimed_kind(answer) == REFUSAL
+        self.refused |= claimed_kind(answer) == messages.Refusal.__name__
         if len(self.answers) == self.sites or self.refused:
             self._complete.put(None)
 
@@ -159,7 +144,7 @@ class Mailbox:
         self._lock = threading.Lock()
         self._pending: PendingRequest | None = None
         self._inbox: queue.SimpleQueue | None = None
-        self._cancel: Callable[[], object] = _nothing
+        self._cancel: Callable[[], object] = lambda: None
         self.since, self.round_trip, self._put, self.joined = time.monotonic(), 0.0, 0.0, False
 
     @property
@@ -203,7 +188,7 @@ class Mailbox:
             inbox.put(None)
             current = inbox is self._inbox
             if current:
-                self._inbox, self._cancel, self.since = None, _nothing, time.monotonic()
+                self._inbox, self._cancel, self.since = None, lambda: None, time.monotonic()
             return current
 
     def close(self) -> None:

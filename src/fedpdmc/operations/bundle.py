@@ -47,8 +47,7 @@ README = "README.txt"
 MODEL = "model.fpm"
 MEMBERS = {CONTRACT, AUTHORITY, FACTS, README}
 UNIT = "fedpdmc-site.service"
-# The checks that need no coordinator.
-LOCAL = ("contract", "data", "policy", "ledger", "certificate", "store", "disk")
+LOCAL = ("contract", "data", "policy", "ledger", "certificate", "store", "disk")  # the checks that need no coordinator
 # In a site's folder: its options, and the hash of the bundle from which it was set up.
 SETTINGS = "site.toml"
 JOINED = "bundle.sha256"
@@ -103,18 +102,8 @@ def make_bundle(
 ) -> Path:
     """Write the bundle for the sites of a study.
 
-    Parameters
-    ----------
-    study : path
-        The contract.
-    authority : path
-        The certificate of the study's authority.
-    coordinator : str
-        ``host:port``, as seen by the sites.
-    out : path
-        A new file.
-    server_name : str
-        The name that the coordinator's certificate has.
+    ``study``: the contract. ``authority``: the certificate of the study's authority. ``coordinator``: ``host:port``, as
+    seen by the sites. ``out``: a new file. ``server_name``: the name that the coordinator's certificate has.
     """
     split_address(coordinator, "coordinator")
     check_host(server_name, "server_name")
@@ -187,7 +176,6 @@ class Joining:
 
     Parameters
     ----------
-    bundle : Bundle
     name : str
         The site's, as in the contract.
     source, query
@@ -388,15 +376,8 @@ WantedBy=multi-user.target
 def site_unit(user: str, folder: Path, command: Sequence[str], writes: Sequence[Path]) -> str:
     """A unit that runs a command in a folder.
 
-    Parameters
-    ----------
-    user : str
-    folder : Path
-        The study's, absolute.
-    command : sequence of str
-        The program, absolute, and its arguments.
-    writes : sequence of Path
-        What it may write.
+    ``folder``: the study's, absolute. ``command``: the program, absolute, and its arguments. ``writes``: what it may
+    write.
     """
     needed = [folder, Path(command[0]), *writes]
     at_home = any(path.is_relative_to(home) for path in needed for home in ("/home", "/root", "/run/user"))

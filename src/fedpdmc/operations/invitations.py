@@ -33,15 +33,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedpdmc import certificates as keys
-from fedpdmc.certificates import (
-    COORDINATOR,
-    REQUEST,
-    fingerprint,
-    make_keys,
-    request_certificate,
-    requested_key,
-    sign_request,
-)
 from fedpdmc.errors import InputError
 from fedpdmc.federation.grpc.tls import split_address
 from fedpdmc.operations.bundle import Bundle, make_bundle, read_bundle
@@ -50,19 +41,15 @@ from fedpdmc.study import read_study
 from fedpdmc.validation import check_fingerprint, check_name, require_posix
 
 PREFIX = "fedpdmc1-"
-# Conversations that one token may begin.
-OPENINGS = 5
-# Bytes of a message: a bundle, in base64.
-MOST_MESSAGE = 8 * 2**20
+OPENINGS = 5  # conversations that one token may begin
+MOST_MESSAGE = 8 * 2**20  # bytes of a message: a bundle, in base64
 # Connections at a time.
 MOST_CALLERS = 32
 PATIENCE = 60.0  # seconds for a program to answer
 TELEPHONE = 3600.0  # seconds for people at the telephone
 SAME_VERSION = "Install the same version of fedpdmc on both sides."
-# In the folder of keys: the tokens' secrets, and how often each was used.
-STATE = "invitations.json"
-# In a site's folder: the file from which it was set up.
-BUNDLE = "bundle.zip"
+STATE = "invitations.json"  # in the folder of keys: the tokens' secrets, and how often each was used
+BUNDLE = "bundle.zip"  # in a site's folder: the file from which it was set up
 
 
 class Invitation(NamedTuple):
@@ -174,23 +161,21 @@ class Reception:
         self.host, self.port = split_address(listen or coordinator, "listen" if listen else "coordinator")
         split_address(coordinator, "coordinator")
         if self.folder.exists() and not (self.folder / "authority" / "key.pem").exists():
-            raise InputError(
-                "keys", f"{self.folder} without an authority", "Give the folder of the study's authority, or a new one."
-            )
+            remedy = "Give the folder of the study's authority, or a new one."
+            raise InputError("keys", f"{self.folder} without an authority", remedy)
         self.made_authority = not self.folder.exists()
-        make_keys(self.folder, [])
+        keys.make_keys(self.folder, [])
         with tempfile.TemporaryDirectory() as place:
-            authority = self.folder / COORDINATOR / "authority.pem"
+            authority = self.folder / keys.COORDINATOR / "authority.pem"
             self.bundle = make_bundle(study, authority, coordinator, Path(place) / BUNDLE).read_bytes()
-        self._shown = fingerprint((self.folder / COORDINATOR / "certificate.pem").read_bytes())
+        self._shown = keys.fingerprint((self.folder / keys.COORDINATOR / "certificate.pem").read_bytes())
         self._lock, self.applicants = threading.Lock(), queue.Queue[Applicant]()
         self._closed = False
         self._seats = threading.BoundedSemaphore(MOST_CALLERS)
         for site in again:
             if site not in self.study.sites:
-                raise InputError(
-                    "again", repr(site), f"Give one of the contract's sites: {', '.join(self.study.sites)}."
-                )
+                remedy = f"Give one of the contract's sites: {', '.join(self.study.sites)}."
+                raise InputError("again", repr(site), remedy)
             (self.folder / "sites" / site / "certificate.pem").unlink(missing_ok=True)
         self._state = self._read_state(again)
         self.tokens = {
@@ -219,7 +204,7 @@ class Reception:
     def __enter__(self) -> Reception:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
-        own = self.folder / COORDINATOR
+        own = self.folder / keys.COORDINATOR
         context.load_cert_chain(own / "certificate.pem", own / "key.pem")
         try:
             family = socket.getaddrinfo(self.host.strip("[]"), self.port, type=socket.SOCK_STREAM)[0][0]
@@ -282,7 +267,7 @@ class Reception:
         if not hmac.compare_digest(_commit(nonces[0], request).encode(), commitment.encode()):
             line.send(refused="The certificate request is another than the one committed to.")
             return None
-        requested_key(request, site)
+        keys.requested_key(request, site)
         return Applicant(site, compute_code(site, self._shown, self.bundle, request, nonces), request, line)
 
     def _open(self, site: str, secret: str) -> str:
@@ -305,8 +290,8 @@ class Reception:
             return False
         place = self.folder / "sites" / applicant.site
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
-        (place / REQUEST).write_bytes(applicant.request)
-        sign_request(self.folder / "authority", place / REQUEST, applicant.site, place)
+        (place / keys.REQUEST).write_bytes(applicant.request)
+        keys.sign_request(self.folder / "authority", place / keys.REQUEST, applicant.site, place)
         with self._lock:
             del self._state[applicant.site]
             self._write_state(self._state)
@@ -350,18 +335,13 @@ def _dial(invitation: Invitation) -> Iterator[_Line]:
 def accept_invitation(invitation: Invitation, folder: str | Path, confirm: Callable[[str], bool]) -> Bundle:
     """The site's side: get the study's bundle and this site's certificate.
 
-    Parameters
-    ----------
-    invitation : Invitation
-    folder : path
-        The study's folder at this site. Once it has a certificate, nothing is dialled.
-    confirm : callable
-        Shows the code, and returns whether the organiser said on the telephone that it is right.
+    ``folder``: the study's folder at this site. Once it has a certificate, nothing is dialled. ``confirm``: shows the
+    code, and returns whether the organiser said on the telephone that it is right.
     """
     folder = Path(folder)
     if (folder / "keys" / "certificate.pem").exists() and (folder / BUNDLE).exists():
         return read_bundle(folder / BUNDLE)
-    path, _ = request_certificate(folder / "keys", invitation.site)
+    path, _ = keys.request_certificate(folder / "keys", invitation.site)
     request, nonce = path.read_bytes(), secrets.token_bytes(32)
     with _dial(invitation) as line:
         line.send(site=invitation.site, secret=invitation.secret, commitment=_commit(nonce, request))

@@ -26,19 +26,16 @@ from fedpdmc.certificates import COORDINATOR, Credentials, certificate_name, rea
 from fedpdmc.errors import FedPDMCError, InputError, Refused
 from fedpdmc.federation import messages
 from fedpdmc.federation.grpc.tls import check_loopback, check_party, split_address
-from fedpdmc.federation.site_agent import versions
+from fedpdmc.federation.site_agent import audit_log
 from fedpdmc.federation.site_agent.agent import SOFTWARE
-from fedpdmc.federation.site_agent.audit_log import Kind, read_log
-from fedpdmc.federation.site_agent.secrets import refuse_links
+from fedpdmc.federation.site_agent.audit_log import Kind, read_log, refuse_links
 from fedpdmc.federation.site_agent.start import admit
 from fedpdmc.study import Study, read_policy, read_study
 from fedpdmc.study.description import choice
 from fedpdmc.study.read_data import site_records
 
-# Seconds by which the clocks of two machines may differ.
-MOST_SKEW = 60.0
-# A certificate that expires within this number of days gets a remark.
-EXPIRES_SOON = 14
+MOST_SKEW = 60.0  # seconds by which the clocks of two machines may differ
+EXPIRES_SOON = 14  # a certificate that expires within this number of days gets a remark
 # Free bytes that a store should have.
 LEAST_ROOM = 2**30
 PLAIN = "none: plain connection on this machine"
@@ -101,7 +98,6 @@ class Check(abc.ABC):
         What the user calls this address.
     keys : Path or None
         The party's folder of keys; None for plain connections on this machine.
-    store : Path
     """
 
     def __init__(self, study: Path, name: str, address: str, argument: str, keys: Path | None, store: Path):
@@ -170,7 +166,7 @@ class SiteCheck(Check):
             PreflightStep("certificate", self._certificate),
             PreflightStep("address", self._address),
             PreflightStep("TLS", self._tls, ("certificate", "address")),
-            PreflightStep("coordinator's certificate", self._coordinator_certificate, ("TLS",)),
+            PreflightStep("coordinator's certificate", lambda: validity(self.shown) if self.shown else PLAIN, ("TLS",)),
             PreflightStep("coordinator", self._coordinator, ("contract", "TLS")),
             PreflightStep("clock", self._clock, ("coordinator",)),
             PreflightStep("versions", self._versions, ("coordinator",)),
@@ -222,9 +218,6 @@ class SiteCheck(Check):
         self.shown, version = handshake(self.address, self.credentials, self.server_name)
         return f"{version}; both sides accept each other's certificate"
 
-    def _coordinator_certificate(self) -> str:
-        return validity(self.shown) if self.shown else PLAIN
-
     def _coordinator(self) -> str:
         from fedpdmc.federation.grpc.client import inquire
 
@@ -265,7 +258,7 @@ class SiteCheck(Check):
             if note["event"] == "joined" and (note["study"], note["site"]) != (self.study.digest.hex(), self.name):
                 found = "the log of another contract or site"
                 raise InputError("store", found, "Give every site and study its own store.")
-        changed = versions.differences(entries)
+        changed = audit_log.software_differences(entries)
         note = f"; written with {', '.join(changed)}: the last bits may differ" if changed else ""
         return f"{self.store}: a log of {len(entries):,} entries, intact{note}"
 
@@ -323,7 +316,7 @@ class CoordinatorCheck(Check):
 
 def installed_versions() -> str:
     """The software and machine that compute answers here."""
-    return ", ".join(f"{name} {value}" for name, value in versions.present().items())
+    return ", ".join(f"{name} {value}" for name, value in audit_log.software_here().items())
 
 
 def describe_certificate(credentials: Credentials) -> str:
@@ -355,8 +348,7 @@ def validity(certificate: bytes) -> str:
     return f"valid until {last:%Y-%m-%d %H:%M} UTC{soon}"
 
 
-# Seconds allowed for one step on the network.
-TIMEOUT = 15.0
+TIMEOUT = 15.0  # seconds allowed for one step on the network
 
 
 @contextmanager

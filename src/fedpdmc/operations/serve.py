@@ -33,26 +33,14 @@ def serve_site(
 ) -> None:
     """Take part in a study: read the records, dial the coordinator, and answer until the run has ended.
 
+    Parameters other than these are those of `fedpdmc.federation.site_agent.start.open_agent`.
+
     Parameters
     ----------
-    study : Study
-    name : str
-        The site's name, as in the contract and in its certificate.
-    source, query
-        The records, as `fedpdmc.study.read_records` takes them.
     coordinator : str
         ``host:port``.
     keys : path or None
         The site's folder of keys; None for a plain connection on loopback.
-    store : path
-        Folder of the audit log and of the site's secret seed.
-    policy : Policy
-    seed : int, optional
-        To make a trial repeatable; None: from the operating system.
-    ledger : path, optional
-        The site's privacy ledger, for a contract with a budget; the user's own by default.
-    seeded_for_tests : bool
-        Accept the seed despite a budget. Nothing is private then, and log and result say so.
     wait : callable, optional
         As for `fedpdmc.federation.grpc.client.serve`.
     server_name : str

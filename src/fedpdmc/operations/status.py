@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import datetime
 import json
@@ -15,14 +16,15 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedpdmc.errors import InputError
 from fedpdmc.federation.site_agent.agent import SOFTWARE, Agent
 
 if TYPE_CHECKING:
-    from fedpdmc.console.progress import Showing
+    from fedpdmc.console.progress import Display
     from fedpdmc.federation.session import Connection
+    from fedpdmc.study import Study
 
 # Largest number of points in a history. When it is exceeded, every second point is dropped and the interval doubles.
 MOST_POINTS = 512
@@ -57,24 +59,6 @@ class Silence(NamedTuple):
     connected: bool
 
 
-class Board(Protocol):
-    """The status of one party."""
-
-    history: History
-
-    def facts(self) -> dict[str, Any]:
-        """The current status, as values for JSON."""
-        ...
-
-    def point(self) -> dict[str, Any]:
-        """The part of the status that is plotted over time."""
-        ...
-
-    def silent(self) -> dict[str, Silence]:
-        """The parties that this party waits for."""
-        ...
-
-
 def finite(value: Any) -> Any:
     """The status with None for numbers that are not finite, which JSON lacks."""
     if isinstance(value, dict):
@@ -86,62 +70,64 @@ def finite(value: Any) -> Any:
     return value
 
 
-def _common(party: str, name: str, study: Any, run: bytes | None, began: float) -> dict[str, Any]:
-    return {
-        "party": party,
-        "name": name,
-        "study": study.name,
-        "contract": study.digest.hex(),
-        "run": None if run is None else run.hex(),
-        "software": SOFTWARE,
-        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "uptime_seconds": time.monotonic() - began,
-    }
+class Board(abc.ABC):
+    """The status of one party, read from another thread."""
+
+    plotted: tuple[str, ...]
+
+    def __init__(self, party: str, name: str, study: Study):
+        self.history, self._began = History(), time.monotonic()
+        self._party = {"party": party, "name": name, "study": study.name, "contract": study.digest.hex()}
+
+    @abc.abstractmethod
+    def facts(self) -> dict[str, Any]:
+        """The current status, as values for JSON."""
+
+    @abc.abstractmethod
+    def silent(self) -> dict[str, Silence]:
+        """The parties that this party waits for."""
+
+    def _common(self, run: bytes | None) -> dict[str, Any]:
+        return self._party | {
+            "run": None if run is None else run.hex(),
+            "software": SOFTWARE,
+            "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "uptime_seconds": time.monotonic() - self._began,
+        }
+
+    def point(self) -> dict[str, Any]:
+        """The part of the status that is plotted over time."""
+        facts = self.facts()
+        point = {"seconds": facts["uptime_seconds"], **{key: facts.get(key) for key in self.plotted}}
+        if "sites" in facts:
+            trips = {site["name"]: site.get("round_trip_seconds") or None for site in facts["sites"]}
+            point["round_trip_seconds"] = trips
+        return point
 
 
-class CoordinatorBoard:
-    """The status of a coordinator's run, read from another thread.
+class CoordinatorBoard(Board):
+    """The status of a coordinator's run. The connection's runs report to this board from now on."""
 
-    Parameters
-    ----------
-    connection : Connection
-        Its runs report to this board from now on.
-    """
+    plotted = ("rounds", "process_time", "worst_ess", "worst_rhat")
 
     def __init__(self, connection: Connection):
-        self.connection, self.history, self._began = connection, History(), time.monotonic()
-        self._showing: Showing | None = None
+        super().__init__("coordinator", "coordinator", connection.study)
+        self.connection, self._display = connection, None
         connection.shown_to = self._follow
 
-    def _follow(self, showing: Showing) -> None:
-        showing.watched = True
-        self._showing = showing
-
-    def _sites(self) -> list[dict[str, Any]]:
-        states = {one.name: one._asdict() for one in self.connection.transport.states()}
-        spent = {one.site: one.spent for one in self.connection.federation.accounts}
-        return [
-            states.get(name, {"name": name}) | {"privacy_spent": spent.get(name)}
-            for name in self.connection.study.sites
-        ]
+    def _follow(self, display: Display) -> None:
+        display.watched, self._display = True, display
 
     def facts(self) -> dict[str, Any]:
         """Joined sites, progress, diagnostics, and sites that are waited for."""
-        sites = self._sites()
-        found = _common("coordinator", "coordinator", self.connection.study, self.connection.run, self._began)
-        standing = {"phase": "preparing"} if self._showing is None else self._showing.facts()
-        return found | standing | {"joined": sum(bool(site.get("connected")) for site in sites), "sites": sites}
-
-    def point(self) -> dict[str, Any]:
-        """Process time, rounds, diagnostics, and each site's round trip."""
-        facts = self.facts()
-        trips = {site["name"]: site.get("round_trip_seconds") or None for site in facts["sites"]}
-        kept = ("rounds", "process_time", "worst_ess", "worst_rhat")
-        return {
-            "seconds": facts["uptime_seconds"],
-            **{key: facts.get(key) for key in kept},
-            "round_trip_seconds": trips,
-        }
+        connection = self.connection
+        states = {one.name: one._asdict() for one in connection.transport.states()}
+        spent = {one.site: one.spent for one in connection.federation.accounts}
+        names = connection.study.sites
+        sites = [states.get(name, {"name": name}) | {"privacy_spent": spent.get(name)} for name in names]
+        standing = {"phase": "preparing"} if self._display is None else self._display.facts()
+        joined = sum(bool(site.get("connected")) for site in sites)
+        return self._common(connection.run) | standing | {"joined": joined, "sites": sites}
 
     def silent(self) -> dict[str, Silence]:
         """Sites that the run waits for."""
@@ -152,11 +138,14 @@ class CoordinatorBoard:
         }
 
 
-class SiteBoard:
-    """The status of a site in a run, read from another thread."""
+class SiteBoard(Board):
+    """The status of a site in a run."""
+
+    plotted = ("answers", "process_time", "answer_seconds", "privacy_spent")
 
     def __init__(self, agent: Agent, coordinator: str):
-        self.agent, self.coordinator, self.history, self._began = agent, coordinator, History(), time.monotonic()
+        super().__init__("site", agent.site.name, agent.study)
+        self.agent, self.coordinator = agent, coordinator
 
     def facts(self) -> dict[str, Any]:
         """Answers and the contract's limits, and the connection to the coordinator."""
@@ -164,7 +153,7 @@ class SiteBoard:
         phase = "over" if agent.finished else "not connected"
         if contact.connected and not agent.finished:
             phase = "answering" if contact.working else "waiting for the coordinator"
-        return _common("site", agent.site.name, agent.study, agent.run, self._began) | {
+        return self._common(agent.run) | {
             "phase": phase,
             "coordinator": self.coordinator,
             "connected": contact.connected,
@@ -178,12 +167,6 @@ class SiteBoard:
             "privacy_spent": agent.privacy_spent,
             "bits": agent.computation.information.for_each if agent.site.budget is None else None,
         }
-
-    def point(self) -> dict[str, Any]:
-        """Answers, observed time, time for one answer, and the privacy account."""
-        facts = self.facts()
-        kept = ("answers", "process_time", "answer_seconds", "privacy_spent")
-        return {"seconds": facts["uptime_seconds"], **{key: facts[key] for key in kept}}
 
     def silent(self) -> dict[str, Silence]:
         """The coordinator, while the site waits for it."""
@@ -200,34 +183,16 @@ USUAL_PATIENCE = 300.0
 
 
 class Watching(NamedTuple):
-    """How to monitor a run.
+    """How to monitor a run."""
 
-    Attributes
-    ----------
-    status : str or None
-        ``host:port`` of the status page; None: no page.
-    on_stall : str or None
-        A command to run when a stall begins and when it ends.
-    stall_after : float
-        Seconds of silence of a party that is waited for.
-    stall_webhook : str or None
-        An address to post to when a stall begins and when it ends.
-    """
-
-    status: str | None = None
-    on_stall: str | None = None
-    stall_after: float = USUAL_PATIENCE
-    stall_webhook: str | None = None
+    status: str | None = None  # ``host:port`` of the status page; None: no page
+    on_stall: str | None = None  # A command to run when a stall begins and when it ends
+    stall_after: float = USUAL_PATIENCE  # seconds of silence of a party that is waited for
+    stall_webhook: str | None = None  # an address to post to when a stall begins and when it ends
 
 
 class StatusWatch:
-    """A thread that monitors a board.
-
-    Parameters
-    ----------
-    board : Board
-    watching : Watching
-    """
+    """A thread that monitors a board."""
 
     def __init__(self, board: Board, watching: Watching):
         self.board, self.patience = board, watching.stall_after
@@ -306,17 +271,7 @@ MOST_POSTS = 4  # at a time
 
 
 class StallNews(NamedTuple):
-    """A stall that begins or ends. There is nothing about records in it.
-
-    Attributes
-    ----------
-    state : {"stalled", "over"}
-    stall : str
-        A sentence.
-    waiting_for : str
-    seconds : int
-    party, study : str
-    """
+    """A stall that begins or ends ("stalled" or "over"), also as a sentence. There is nothing about records in it."""
 
     state: str
     stall: str
@@ -324,17 +279,6 @@ class StallNews(NamedTuple):
     seconds: int
     party: str
     study: str
-
-
-def command_words(text: str) -> list[str]:
-    """The words of a command, which runs without a shell."""
-    try:
-        words = shlex.split(text)
-    except ValueError as error:
-        raise InputError("on-stall", f"{text!r}: {error}", "Give a command in shell syntax.") from error
-    if not words:
-        raise InputError("on-stall", "no command", "Give a program and its arguments.")
-    return words
 
 
 def webhook_host(url: str) -> str:
@@ -346,17 +290,21 @@ def webhook_host(url: str) -> str:
     except ValueError:
         good, host = False, ""
     if not good or not url.isascii() or not url.isprintable() or " " in url or "@" in url.split("/")[2]:
-        raise InputError(
-            "stall-webhook", "an address that cannot be used", "Give https://host/path, or http:// on your own network."
-        )
+        remedy = "Give https://host/path, or http:// on your own network."
+        raise InputError("stall-webhook", "an address that cannot be used", remedy)
     return host
 
 
 class CommandAlert:
-    """Runs a command with the news in its environment."""
+    """Runs a command, without a shell, with the news in its environment."""
 
     def __init__(self, command: str):
-        self._words = command_words(command)
+        try:
+            self._words = shlex.split(command)
+        except ValueError as error:
+            raise InputError("on-stall", f"{command!r}: {error}", "Give a command in shell syntax.") from error
+        if not self._words:
+            raise InputError("on-stall", "no command", "Give a program and its arguments.")
 
     def __call__(self, news: StallNews) -> None:
         """Start the command and return."""
@@ -364,10 +312,9 @@ class CommandAlert:
         threading.Thread(target=self._run, args=(variables,), name="fedpdmc-on-stall", daemon=True).start()
 
     def _run(self, variables: dict[str, str]) -> None:
+        options: Any = {"env": os.environ | variables, "stdin": subprocess.DEVNULL, "timeout": MOST_COMMAND}
         try:
-            done = subprocess.run(
-                self._words, env=os.environ | variables, stdin=subprocess.DEVNULL, timeout=MOST_COMMAND, check=False
-            )
+            done = subprocess.run(self._words, check=False, **options)
         except (OSError, ValueError, subprocess.TimeoutExpired) as error:
             logger.error("the command of --on-stall failed: %s", error)
             return
@@ -416,9 +363,5 @@ class WebhookAlert:
 
 def alerts(command: str | None, webhook: str | None) -> list[Callable[[StallNews], None]]:
     """The alerts that an operator has chosen."""
-    chosen: list[Callable[[StallNews], None]] = []
-    if command is not None:
-        chosen.append(CommandAlert(command))
-    if webhook is not None:
-        chosen.append(WebhookAlert(webhook))
-    return chosen
+    chosen = (CommandAlert, command), (WebhookAlert, webhook)
+    return [kind(where) for kind, where in chosen if where is not None]

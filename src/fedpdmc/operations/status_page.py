@@ -27,7 +27,7 @@ from prometheus_client.registry import Collector
 
 from fedpdmc.console.progress import clock
 from fedpdmc.errors import InputError
-from fedpdmc.federation.grpc.tls import split_address
+from fedpdmc.federation.grpc.tls import is_loopback, split_address
 from fedpdmc.operations.status import finite
 
 # With more sites than this, plot the median and maximum of their round trips.
@@ -130,15 +130,19 @@ def _coordinator(facts: dict[str, Any]) -> str:
     spent = [site["privacy_spent"] for site in sites if site["privacy_spent"] is not None]
     if spent:
         tiles.append(("Privacy spent", _percent(max(spent)), "of the fullest account"))
-    plots = [
-        plot("Worst effective sample size", _series(points, "worst_ess", "ESS")),
-        plot("Worst R-hat", _series(points, "worst_rhat", "R-hat")),
-        plot("Process time", _series(points, "process_time", "process time")),
-        plot("Rounds", _series(points, "rounds", "rounds")),
-        plot("Round trips, in milliseconds", _trips(points, [site["name"] for site in sites])),
-    ]
-    table = f"<h2>Sites</h2>{_table(sites, bool(spent))}"
-    return f'{_tiles(tiles)}{table}<h2>Over time</h2><div class="grid plots">{"".join(plots)}</div>'
+    plots = {
+        "Worst effective sample size": _series(points, "worst_ess", "ESS"),
+        "Worst R-hat": _series(points, "worst_rhat", "R-hat"),
+        "Process time": _series(points, "process_time", "process time"),
+        "Rounds": _series(points, "rounds", "rounds"),
+        "Round trips, in milliseconds": _trips(points, [site["name"] for site in sites]),
+    }
+    return _body(tiles, plots, f"<h2>Sites</h2>{_table(sites, bool(spent))}")
+
+
+def _body(tiles: list[tuple[str, str, str]], plots: dict[str, list[TimeSeries]], table: str = "") -> str:
+    drawn = "".join(plot(title, series) for title, series in plots.items())
+    return f'{_tiles(tiles)}{table}<h2>Over time</h2><div class="grid plots">{drawn}</div>'
 
 
 def _table(sites: list[dict[str, Any]], private: bool) -> str:
@@ -178,39 +182,34 @@ def _site(facts: dict[str, Any]) -> str:
     if facts.get("bits") is not None:
         bits, most = facts["bits"]
         tiles.append(("Bits for each record", _number(bits, ".2g"), _of(most, ".2g")))
-    answer = [(x, None if y is None else 1e3 * y) for x, y in _series(points, "answer_seconds", "")[0].points]
-    plots = [
-        plot("Requests answered", _series(points, "answers", "answers")),
-        plot("Observed process time", _series(points, "process_time", "process time")),
-        plot("Time for one answer, in milliseconds", [TimeSeries("answer", answer)]),
-    ]
+    plots = {
+        "Requests answered": _series(points, "answers", "answers"),
+        "Observed process time": _series(points, "process_time", "process time"),
+        "Time for one answer, in milliseconds": _series(points, "answer_seconds", "answer", 1e3),
+    }
     if facts["privacy_spent"] is not None:
-        plots.append(plot("Privacy spent, share of the account", _series(points, "privacy_spent", "spent")))
-    return f'{_tiles(tiles)}<h2>Over time</h2><div class="grid plots">{"".join(plots)}</div>'
+        plots["Privacy spent, share of the account"] = _series(points, "privacy_spent", "spent")
+    return _body(tiles, plots)
 
 
-def _series(points: list[dict[str, Any]], key: str, name: str) -> list[TimeSeries]:
-    return [TimeSeries(name, [(point["seconds"], point.get(key)) for point in points])]
+def _series(points: list[dict[str, Any]], key: str, name: str, unit: float = 1) -> list[TimeSeries]:
+    values = ((point["seconds"], point.get(key)) for point in points)
+    return [TimeSeries(name, [(seconds, None if value is None else unit * value) for seconds, value in values])]
 
 
 def _trips(points: list[dict[str, Any]], names: list[str]) -> list[TimeSeries]:
     """The round trips of each site, or the median and maximum of many."""
-
-    def line(name: str, pick: Any) -> TimeSeries:
-        return TimeSeries(name, [(one["seconds"], pick(one["round_trip_seconds"])) for one in points])
-
-    def in_milliseconds(value: float | None) -> float | None:
-        return None if value is None else 1e3 * value
-
+    known = [{name: 1e3 * x for name, x in one["round_trip_seconds"].items() if x is not None} for one in points]
+    picks: dict[str, Callable[[dict[str, float]], float | None]] = {
+        "median of the sites": lambda trips: median(trips.values()) if trips else None,
+        "slowest site": lambda trips: max(trips.values(), default=None),
+    }
     if len(names) <= MOST_LINES:
-        return [line(name, lambda trips, name=name: in_milliseconds(trips.get(name))) for name in names]
-    summary = {"median of the sites": median, "slowest site": max}
-
-    def over(trips: dict[str, float | None], how: Any) -> float | None:
-        known = [value for value in trips.values() if value is not None]
-        return in_milliseconds(how(known)) if known else None
-
-    return [line(name, lambda trips, how=how: over(trips, how)) for name, how in summary.items()]
+        picks = {name: lambda trips, name=name: trips.get(name) for name in names}
+    return [
+        TimeSeries(label, [(one["seconds"], pick(trips)) for one, trips in zip(points, known, strict=True)])
+        for label, pick in picks.items()
+    ]
 
 
 def _footer(facts: dict[str, Any]) -> str:
@@ -349,11 +348,7 @@ PARTY = (
 SITE = (
     ("site_connected", "connected", "Whether a site has a stream open."),
     ("site_round_trip_seconds", "round_trip_seconds", "The last round trip of a site."),
-    (
-        "site_waited_seconds",
-        "waited_seconds",
-        "Age of the request that a site has not answered; 0: none.",
-    ),
+    ("site_waited_seconds", "waited_seconds", "Age of the request that a site has not answered; 0: none."),
     ("site_privacy_spent_ratio", "privacy_spent", "Spent share of a site's privacy account."),
 )
 
@@ -440,22 +435,19 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """One of the pages."""
         if not self.server.known(self.headers.get("Host", "")):
-            self._say(421, "text/plain", "This name is not served here.\n")
-            return
-        found = PAGES.get(self.path.partition("?")[0])
-        if found is None:
-            self._say(404, "text/plain", "There are /, /status.json, /metrics and /healthz.\n")
-            return
-        kind, make = found
-        self._say(200, kind, make(finite(self.server.facts())))
+            self._say(421, "This name is not served here.\n")
+        elif (found := PAGES.get(self.path.partition("?")[0])) is None:
+            self._say(404, "There are /, /status.json, /metrics and /healthz.\n")
+        else:
+            kind, make = found
+            self._say(200, make(finite(self.server.facts())), kind)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Answer any other request in one line that repeats nothing of it."""
-        self._say(
-            405 if code == 501 else code, "text/plain", "Only GET is supported.\n" if code == 501 else "bad request\n"
-        )
+        # 501: the library's for any other method.
+        self._say(*((405, "Only GET is supported.\n") if code == 501 else (code, "bad request\n")))
 
-    def _say(self, code: int, kind: str, text: str) -> None:
+    def _say(self, code: int, text: str, kind: str = "text/plain") -> None:
         data = text.encode("utf-8", "replace")
         self.send_response(code)
         for name, value in HEADERS.items():
@@ -523,6 +515,7 @@ class _Server(HTTPServer):
 
 
 def _shut_down(request: socket.socket) -> None:
+    """End a connection in which another thread waits: that thread closes it."""
     with contextlib.suppress(OSError):
         request.shutdown(socket.SHUT_RDWR)
 
@@ -530,12 +523,8 @@ def _shut_down(request: socket.socket) -> None:
 class StatusServer:
     """The status of a party on one address.
 
-    Parameters
-    ----------
-    address : str
-        ``host:port``; port 0 takes a free one.
-    facts : callable
-        What `fedpdmc.operations.status.StatusWatch.facts` returns.
+    ``address``: ``host:port``; port 0 takes a free one. ``facts``: what `fedpdmc.operations.status.StatusWatch.facts`
+    returns.
     """
 
     def __init__(self, address: str, facts: Callable[[], dict[str, Any]]):
@@ -548,8 +537,7 @@ class StatusServer:
             raise InputError("status", found, "Give a free address of this host, such as 127.0.0.1:8080.") from error
         shown = f"[{bare}]" if ":" in bare else bare
         self.address = f"http://{shown}:{self._server.server_port}/"
-        local = bare == "localhost" or _is_loopback(bare)
-        if not local:
+        if not is_loopback(bare):
             logger.warning(
                 "the status page at %s has no TLS and no password: anyone who reaches it can read it", self.address
             )
@@ -563,10 +551,3 @@ class StatusServer:
         """Stop serving."""
         self._server.shutdown()
         self._server.server_close()
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

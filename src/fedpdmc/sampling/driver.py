@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -323,8 +324,8 @@ class Sampler:
             f"{why}: the unfinished block is dropped, and the posterior ends at process time {self.engine.time:g}.{on}",
         )
 
-    def _display(self, wanted: bool, title: str) -> Display:
-        return Display(wanted, title, None if self.watch is None else self.watch.status)
+    def _display(self, wanted: bool, title: str) -> AbstractContextManager[Display]:
+        return showing(wanted, None if self.watch is None else self.watch.status, title)
 
     def position(self) -> Position:
         """Where the run is."""
@@ -407,7 +408,7 @@ class Sampler:
         method, time = self.method, self.burn_in_time + self.engine.time
         plans = self.engine.plans - method.first_plan - 1
         rounds = rounds_ahead(np.maximum(plans, 0), time, length, method.site_event_rate or 0.0)
-        each = display.seconds_per_round
+        each = display.pace.seconds_per_round
         seconds = None if each is None else rounds * each
         far = self.distance is not None and self.distance.told
         display.foresee(self.estimate.tell(rounds, seconds, goal, far), seconds)

@@ -23,33 +23,18 @@ from fedpdmc.console.interrupts import waiting
 from fedpdmc.console.warnings import quiet_compiler
 from fedpdmc.errors import InputError, Refused, WireError
 from fedpdmc.federation import messages
-from fedpdmc.federation.codecs import DIGEST_BYTES, RUN_BYTES
-from fedpdmc.federation.grpc.tls import (
-    CHANNEL,
-    CHECK,
-    JOIN,
-    SERVICE,
-    DialSettings,
-    StreamCertificates,
-    StreamExpired,
-    check_loopback,
-    check_party,
-    split_address,
-    stream_end,
-)
-from fedpdmc.federation.message_format import version_remedy
+from fedpdmc.federation.grpc import tls
+from fedpdmc.federation.messages import DIGEST_BYTES, RUN_BYTES, version_remedy
 from fedpdmc.federation.site_agent.agent import Agent
 
 logger = logging.getLogger("fedpdmc.site")
-FIRST_WAIT, LONGEST_WAIT = 0.25, 30.0
-# Seconds that a site waits for the coordinator to close the stream after the run has ended.
-CLOSING = 5.0
-# How often a site whose stream broke at the end of the run dials again.
-LAST_DIALS = 3
+FIRST_WAIT = 0.25  # seconds before a site dials again; it doubles each time
+LONGEST_WAIT = 30.0  # seconds between two attempts, at most
+CLOSING = 5.0  # seconds that a site waits for the coordinator to close the stream after the run has ended
+LAST_DIALS = 3  # how often a site whose stream broke at the end of the run dials again
 # Seconds after which a site opens a new stream. Only a handshake checks whether the other side's certificate has expired.
 MOST_AGE = 3600.0
-# Seconds between two log lines about the site's progress.
-PROGRESS = 30.0
+PROGRESS = 30.0  # seconds between two log lines about the site's progress
 
 
 class AnswerStream:
@@ -67,11 +52,11 @@ class AnswerStream:
         coordinator: str,
         until: float,
         why: str,
-        check: Callable[[bytes, bytes], StreamCertificates],
+        check: Callable[[bytes, bytes], tls.StreamCertificates],
     ):
         self.agent, self.coordinator, self.until, self.why, self._check = agent, coordinator, until, why, check
         self._hello = agent.hello(secrets.token_bytes(DIGEST_BYTES))
-        self._certificates = StreamCertificates({})
+        self._certificates = tls.StreamCertificates({})
         self.calls: queue.SimpleQueue = queue.SimpleQueue()
         self.ended: queue.SimpleQueue = queue.SimpleQueue()
         self.error: BaseException | None = None
@@ -117,9 +102,9 @@ class AnswerStream:
                 message = next(call)
                 contact.begin()
                 if time.time() >= self.until:
-                    raise StreamExpired(self.why)
+                    raise tls.StreamExpired(self.why)
                 if (fault := self._certificates.fault()) is not None:
-                    raise StreamExpired(fault)
+                    raise tls.StreamExpired(fault)
                 with quiet_compiler():
                     return work(message)
             except StopIteration:
@@ -145,7 +130,7 @@ def serve(
     coordinator: str,
     credentials: Credentials | None,
     wait: Callable[[float], bool] | None = None,
-    settings: DialSettings | None = None,
+    settings: tls.DialSettings | None = None,
 ) -> None:
     """Dial the coordinator and answer its requests until the run has ended.
 
@@ -153,14 +138,13 @@ def serve(
 
     Parameters
     ----------
-    agent : Agent
     coordinator : str
         ``host:port``.
     credentials : Credentials or None
         Of the site. None: a plain connection, to a loopback address only.
     wait : callable, optional
         ``wait(seconds)`` returns true to stop; `time.sleep` by default.
-    settings : DialSettings, optional
+    settings : tls.DialSettings, optional
         When to answer, and whom to accept as the coordinator.
 
     Raises
@@ -168,12 +152,12 @@ def serve(
     Refused
         Either side refused the other; dialling again would not help.
     """
-    settings = settings or DialSettings()
-    host, _ = split_address(coordinator, "coordinator")
+    settings = settings or tls.DialSettings()
+    host, _ = tls.split_address(coordinator, "coordinator")
     if credentials is None:
-        check_loopback(host, "coordinator")
+        tls.check_loopback(host, "coordinator")
     else:
-        check_party(credentials, agent.site.name)
+        tls.check_party(credentials, agent.site.name)
     delay, last = FIRST_WAIT, 0
     while True:
         began = time.monotonic()
@@ -183,7 +167,7 @@ def serve(
             if agent.finished:
                 return
             reason = "the coordinator ended the stream"
-        except StreamExpired as error:
+        except tls.StreamExpired as error:
             reason = str(error)
         except grpc.RpcError as error:
             reason = f"{error.code().name}: {error.details()}"  # type: ignore[attr-defined]
@@ -201,14 +185,14 @@ def serve(
             return
 
 
-def _session(agent: Agent, coordinator: str, credentials: Credentials | None, settings: DialSettings) -> None:
+def _session(agent: Agent, coordinator: str, credentials: Credentials | None, settings: tls.DialSettings) -> None:
     """One stream: hello, welcome, then requests and answers until it ends."""
-    until, why = stream_end(credentials, settings.hours, MOST_AGE)
+    until, why = tls.stream_end(credentials, settings.hours, MOST_AGE)
     if time.time() >= until:
-        raise StreamExpired(why)
+        raise tls.StreamExpired(why)
     with _channel(coordinator, credentials, settings.server_name) as channel:
         answers = AnswerStream(agent, coordinator, until, why, functools.partial(settings.check, credentials))
-        call = channel.stream_stream(f"/{SERVICE}/{JOIN}")(answers.messages())
+        call = channel.stream_stream(f"/{tls.SERVICE}/{tls.JOIN}")(answers.messages())
         answers.calls.put(call)
         try:
             if call.add_callback(lambda: answers.ended.put(None)):
@@ -234,19 +218,16 @@ def inquire(
 ) -> messages.Message:
     """The coordinator's answer to a site's ``--check``: `messages.Checked` or a refusal.
 
-    Raises
-    ------
-    InputError
-        It does not answer.
+    Raises `InputError`: it does not answer.
     """
     try:
         with _channel(coordinator, credentials, server_name) as channel:
-            call = channel.stream_stream(f"/{SERVICE}/{CHECK}")(iter([hello]), timeout=seconds)
+            call = channel.stream_stream(f"/{tls.SERVICE}/{tls.CHECK}")(iter([hello]), timeout=seconds)
             data = next(call)
-            told = messages.decode(data)
-            if isinstance(told, messages.Refusal) and (remedy := version_remedy(data, told.code)) is not None:
+            answer = messages.decode(data)
+            if isinstance(answer, messages.Refusal) and (remedy := version_remedy(data, answer.code)) is not None:
                 raise InputError("coordinator", f"{coordinator}: a refusal, code VERSION", remedy)
-            return told
+            return answer
     except (grpc.RpcError, StopIteration, WireError) as error:
         reason = (
             f"{error.code().name}: {error.details()}" if isinstance(error, grpc.Call) else str(error) or "no answer"
@@ -257,8 +238,8 @@ def inquire(
 
 def _channel(coordinator: str, credentials: Credentials | None, server_name: str) -> grpc.Channel:
     if credentials is None:
-        return grpc.insecure_channel(coordinator, options=CHANNEL)
-    tls = grpc.ssl_channel_credentials(credentials.authority, credentials.key, credentials.certificate)
+        return grpc.insecure_channel(coordinator, options=tls.CHANNEL)
+    secret = grpc.ssl_channel_credentials(credentials.authority, credentials.key, credentials.certificate)
     # Whatever address is dialled, the other side must have a certificate with this name.
-    options = [*CHANNEL, ("grpc.ssl_target_name_override", server_name)]
-    return grpc.secure_channel(coordinator, tls, options=options)
+    options = [*tls.CHANNEL, ("grpc.ssl_target_name_override", server_name)]
+    return grpc.secure_channel(coordinator, secret, options=options)

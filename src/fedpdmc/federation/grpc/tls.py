@@ -15,8 +15,7 @@ from fedpdmc import certificates as keys
 from fedpdmc.certificates import Credentials, Revocations, certificate_name
 from fedpdmc.errors import InputError, WireError
 from fedpdmc.federation import messages
-from fedpdmc.federation.codecs import MOST_BYTES
-from fedpdmc.federation.message_format import VERSION, OtherVersion, refuse_version, version_of
+from fedpdmc.federation.messages import MOST_BYTES, VERSION, OtherVersion, refuse_version, version_of
 from fedpdmc.study.contract import Study
 from fedpdmc.validation import check_host
 
@@ -28,12 +27,8 @@ class StreamExpired(Exception):
 class StreamCertificates:
     """The certificates of a stream. It is valid until the first of them expires, or one is revoked.
 
-    Parameters
-    ----------
-    certificates : mapping
-        In PEM, by party; none on a plain connection.
-    revoked : Revocations, optional
-        The party's list of revoked certificates, which may change.
+    ``certificates``: in PEM, by party; none on a plain connection. ``revoked``: the party's list of revoked
+    certificates, which may change.
     """
 
     def __init__(self, certificates: Mapping[str, bytes], revoked: Revocations | None = None):
@@ -64,11 +59,7 @@ class Caller(NamedTuple):
 class Admission:
     """Which streams a coordinator admits: checks the certificate first, then the hello.
 
-    Parameters
-    ----------
-    study : Study
-    credentials : Credentials or None
-        The coordinator's; None on plain connections.
+    ``credentials``: the coordinator's; None on plain connections.
     """
 
     def __init__(self, study: Study, credentials: Credentials | None):
@@ -130,21 +121,11 @@ class Admission:
 
 
 class DialSettings(NamedTuple):
-    """When a site answers, and whom it accepts as the coordinator.
+    """When a site answers, and whom it accepts as the coordinator."""
 
-    Attributes
-    ----------
-    hours : (int, int) or None
-        The hours of the day between which it answers; None: always.
-    server_name : str
-        The name that the coordinator's certificate must have.
-    pinned : str or None
-        The fingerprint of the only certificate accepted as the coordinator's.
-    """
-
-    hours: tuple[int, int] | None = None
-    server_name: str = keys.COORDINATOR
-    pinned: str | None = None
+    hours: tuple[int, int] | None = None  # the hours of the day between which it answers; None: always
+    server_name: str = keys.COORDINATOR  # the name that the coordinator's certificate must have
+    pinned: str | None = None  # the fingerprint of the only certificate accepted as the coordinator's
 
     def check(self, credentials: Credentials | None, hello: bytes, welcome: bytes) -> StreamCertificates:
         """The coordinator's certificate, if the welcome proves it and this site has not revoked it.
@@ -152,19 +133,19 @@ class DialSettings(NamedTuple):
         Raises `StreamExpired` otherwise: another party is at this address, or the coordinator must renew its certificate.
         """
         try:
-            told = messages.decode(welcome)
+            welcomed = messages.decode(welcome)
         except WireError:
-            told = None
-        if credentials is None or not isinstance(told, messages.Welcome):
+            welcomed = None
+        if credentials is None or not isinstance(welcomed, messages.Welcome):
             # Without keys there is nothing to prove. A refusal, or bytes that are no message, commit this site to nothing.
             return StreamCertificates({})
-        said, shown = messages.decode(hello), told.certificate
-        assert isinstance(said, messages.Hello)
+        greeting, shown = messages.decode(hello), welcomed.certificate
+        assert isinstance(greeting, messages.Hello)
         with contextlib.suppress(ValueError):
             if credentials.revoked is not None and shown in credentials.revoked:
                 raise StreamExpired("this site has revoked the coordinator's certificate")
-        proof = messages.Welcome.proof(told.run, said)
-        name = keys.signer(credentials, shown, told.signature, proof)
+        proof = messages.Welcome.proof(welcomed.run, greeting)
+        name = keys.signer(credentials, shown, welcomed.signature, proof)
         if name is None or self.server_name not in keys.names(shown):
             raise StreamExpired(f"the other side has not proved to be {self.server_name!r}")
         if self.pinned is not None and keys.fingerprint(shown) != self.pinned:
@@ -175,10 +156,7 @@ class DialSettings(NamedTuple):
 class PendingStreams:
     """Streams that are not admitted yet: one for each certificate of a site, and a few for all other callers.
 
-    Parameters
-    ----------
-    strangers : int
-        Streams of other callers at a time; beyond that the oldest is ended.
+    ``strangers``: streams of other callers at a time; beyond that the oldest is ended.
     """
 
     def __init__(self, strangers: int):
@@ -246,18 +224,18 @@ def split_address(address: str, argument: str) -> tuple[str, int]:
     return check_host(host, argument), int(port)
 
 
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def check_loopback(host: str, argument: str) -> None:
     """Refuse plain connections that leave this machine."""
-    try:
-        loopback = ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        loopback = host == "localhost"
-    if not loopback:
-        raise InputError(
-            argument,
-            repr(host),
-            "Plain connections need 127.0.0.1 or ::1. Give keys.",
-        )
+    if not is_loopback(host):
+        raise InputError(argument, repr(host), "Plain connections need 127.0.0.1 or ::1. Give keys.")
 
 
 def check_party(credentials: Credentials, name: str) -> None:

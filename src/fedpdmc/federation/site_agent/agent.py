@@ -13,23 +13,22 @@ from dataclasses import dataclass, field
 
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.certificates import Credentials
-from fedpdmc.errors import FedPDMCError, InputError, Refused, WireError
+from fedpdmc.errors import FedPDMCError, InputError, Refused, RequestRefused, WireError
 from fedpdmc.federation import messages
 from fedpdmc.federation.audit_seals import Sealing
-from fedpdmc.federation.codecs import RUN_BYTES
-from fedpdmc.federation.message_format import OtherVersion, claimed_kind, refuse_version, version_remedy
-from fedpdmc.federation.site_agent import versions
+from fedpdmc.federation.messages import RUN_BYTES, OtherVersion, claimed_kind, refuse_version, version_remedy
+from fedpdmc.federation.site_agent import audit_log
 from fedpdmc.federation.site_agent.audit_log import AuditLog, Kind
 from fedpdmc.federation.site_agent.computation import Computation
-from fedpdmc.federation.site_agent.request_checks import RequestRefused, failed_disk, refusing_privacy_errors
+from fedpdmc.federation.site_agent.request_checks import failed_disk, refusing_privacy_errors
 from fedpdmc.version import __version__
 
 logger = logging.getLogger("fedpdmc.site")
 SOFTWARE = f"fedpdmc {__version__}"
 # A coordinator stops when it is refused. One that is refused this often, with no answer in between, is broken or hostile.
 MOST_REFUSALS = 20
-# The log has only the hash and the first bytes of a longer request that is refused without any work.
-MOST_LOGGED, BEGINNING = 4096, 1024
+MOST_LOGGED = 4096  # bytes of a request that is refused without any work, if the log has all of it
+BEGINNING = 1024  # bytes of a longer one that the log has, with its hash
 REFUSED_REQUEST = "refused request"
 
 # Requests that are part of the sequence: each is answered once.
@@ -93,23 +92,23 @@ class Agent:
         """Restore the state at the end of the log, and log the current software if it has changed."""
         request, software = None, None
         for entry in self.log.entries():
-            software = versions.written(entry) or software
+            software = audit_log.software_of(entry) or software
             if entry.kind is Kind.NOTE:
                 self._restore_note(entry.note)
             elif entry.kind is Kind.REQUEST:
                 request = entry.payload
             elif entry.kind is Kind.REFUSAL:
                 self.refusals += 1
-                code = getattr(versions.logged(entry.payload, software), "code", "")
+                code = getattr(audit_log.read_logged(entry.payload, software), "code", "")
                 self.computation.record_refusal(code, _decoded(request if self._in_progress is not None else None))
             elif entry.kind is Kind.ANSWER and request is not None:
                 self.refusals = 0
-                self._restore_answer(*(versions.logged(data, software) for data in (request, entry.payload)))
+                self._restore_answer(*(audit_log.read_logged(data, software) for data in (request, entry.payload)))
             self._in_progress = messages.digest(entry.payload) if entry.kind is Kind.REQUEST else None
         if self.run is not None:
             self.computation.check_ledger(self.run, self.log.folder)
-        if software != (present := versions.present()):
-            self.log.note(versions.EVENT, **present)
+        if software != (present := audit_log.software_here()):
+            self.log.note(audit_log.SOFTWARE_EVENT, **present)
 
     def _restore_answer(self, request: messages.Message, answer: messages.Message) -> None:
         try:
@@ -204,6 +203,8 @@ class Agent:
         except RequestRefused as refused:
             if (failure := failed_disk(refused)) is not None:
                 raise failure from refused
+            if refused.words:
+                logger.error("not answered: %s", refused.words)
             logger.warning("refused request %d of the coordinator: %s", sequence, refused.code)
             return self._refuse(data, asked, sequence, refused)
 
@@ -214,7 +215,10 @@ class Agent:
         if message.run != self.run:
             raise RequestRefused("OTHER_RUN")
         if isinstance(message, messages.Farewell):
-            return self._end_run(message, asked)
+            # Not part of the sequence: the run may be resumed.
+            self.finished = True
+            self.log.note("farewell")
+            return messages.encode(messages.Opened(message.run, message.sequence, asked))
         if isinstance(message, messages.Attest):
             return self.sealing.seal(message, asked)
         if isinstance(message, messages.AskAccount):
@@ -280,8 +284,11 @@ class Agent:
         run = self.run or bytes(RUN_BYTES)
         refusal = messages.encode(messages.Refusal(run, sequence, asked, refused.code, refused.chain))
         try:
-            if self._in_progress != asked:
-                self._log_refused_request(data, asked, refused.code)
+            if self._in_progress != asked and len(data) <= MOST_LOGGED:
+                self.log.append(Kind.REQUEST, data)
+            elif self._in_progress != asked:
+                facts = {"code": refused.code, "kind": claimed_kind(data), "bytes": len(data), "sha256": asked.hex()}
+                self.log.note(REFUSED_REQUEST, **facts, begins=data[:BEGINNING].hex())
             self.log.append(Kind.REFUSAL, refusal)
             self.refusals += 1
         except OSError as error:
@@ -289,20 +296,6 @@ class Agent:
         self._in_progress = None
         self.computation.record_refusal(refused.code, _decoded(data))
         return refusal
-
-    def _log_refused_request(self, data: bytes, asked: bytes, code: str) -> None:
-        """Log a request that was refused without any work: all of it if it is short, else its hash and first bytes."""
-        if len(data) <= MOST_LOGGED:
-            self.log.append(Kind.REQUEST, data)
-            return
-        kind, begins = claimed_kind(data), data[:BEGINNING].hex()
-        self.log.note(REFUSED_REQUEST, code=code, kind=kind, bytes=len(data), sha256=asked.hex(), begins=begins)
-
-    def _end_run(self, message: messages.Farewell, asked: bytes) -> bytes:
-        """Confirm the end of the run. It is not part of the sequence: the run may be resumed."""
-        self.finished = True
-        self.log.note("farewell")
-        return messages.encode(messages.Opened(message.run, message.sequence, asked))
 
     @double_precision
     def adopt(self, request: bytes, answer: bytes) -> None:

@@ -1,8 +1,8 @@
-"""A site's audit log: every request and answer, append-only, each entry with a hash (seal) of all entries before it.
+"""A site's store: its audit log and its secrets.
 
-The log also stores the site's answers: the same request always gets the same answer, even after a crash. An entry is
-written before its answer is sent. Data that the process has written survives the process, and an incomplete last entry is
-removed when the log is opened again.
+The audit log has every request and answer, append-only, each entry with a hash (seal) of all entries before it. The same
+request always gets the answer that is stored in it, even after a crash. An entry is written before its answer is sent. Data
+that the process has written survives the process, and an incomplete last entry is removed when the log is opened again.
 """
 
 from __future__ import annotations
@@ -16,14 +16,21 @@ import json
 import logging
 import math
 import os
+import platform
 import re
+import secrets
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from fedpdmc.errors import InputError
+from fedpdmc.errors import InputError, WireError
+from fedpdmc.federation import messages
+from fedpdmc.federation.masking import new_secret
+from fedpdmc.members.site import SEED_BITS
+from fedpdmc.results import manifest
 from fedpdmc.validation import has_fields, require_posix
 
 # The files of a site's audit log, and how they are read.
@@ -35,14 +42,14 @@ from fedpdmc.validation import has_fields, require_posix
 TITLE = b"fedpdmc audit log 1\n"
 HEAD = struct.Struct("<IBd")
 SEAL = 32
-# The largest entry: the longest message and a little more.
-MOST_ENTRY = 65 * 2**20
-# Bytes after which a new file is begun.
-MOST_SEGMENT = 64 * 2**20
-CURRENT, DRAFT = "audit.log", "audit.new"
+FIRST_SEAL = hashlib.sha256(TITLE).digest()  # the value that precedes the first entry's seal in the chain of hashes
+MOST_ENTRY = 65 * 2**20  # the largest entry: the longest message and a little more
+MOST_SEGMENT = 64 * 2**20  # bytes after which a new file is begun
+CURRENT = "audit.log"
+DRAFT = "audit.new"
 CLOSED = re.compile(r"audit-([0-9]{6})\.log")
-# The first note of every file except the first.
-SEGMENT, MOST_NOTE = "segment", 4096
+SEGMENT = "segment"  # the first note of every file except the first
+MOST_NOTE = 4096  # bytes of it
 # The fields of notes from which a site's state is restored.
 FIELDS = {
     "joined": {"run": bytes, "study": bytes, "site": str},
@@ -51,8 +58,7 @@ FIELDS = {
     "refused request": {"sha256": bytes},
     SEGMENT: {"number": int},
 }
-# The last second that can be shown, in the year 9999.
-LAST_SECOND = 253402300799.0
+LAST_SECOND = 253402300799.0  # the last second that can be shown, in the year 9999
 
 
 class Kind(enum.IntEnum):
@@ -65,11 +71,14 @@ class Kind(enum.IntEnum):
 
 
 class LogEntry(NamedTuple):
-    """One entry of the log."""
+    """One entry of the log, its seal, and where it begins and ends in the files taken one after the other."""
 
     kind: Kind
     when: float
     payload: bytes
+    seal: bytes
+    begin: int
+    end: int
 
     @property
     def note(self) -> dict:
@@ -77,27 +86,10 @@ class LogEntry(NamedTuple):
         return json.loads(self.payload)
 
 
-class Placed(NamedTuple):
-    """An entry, its seal, and where it begins and ends in the files taken one after the other."""
-
-    begin: int
-    end: int
-    seal: bytes
-    entry: LogEntry
-
-
-def first_seal() -> bytes:
-    """The value that precedes the first entry's seal in the chain of hashes."""
-    return hashlib.sha256(TITLE).digest()
-
-
 def closed_files(folder: Path) -> list[Path]:
     """The files that are complete, in order.
 
-    Raises
-    ------
-    InputError
-        One of them is missing.
+    Raises `InputError`: one of them is missing.
     """
     found = sorted(path for path in folder.glob("audit-*.log") if CLOSED.fullmatch(path.name))
     for number, path in enumerate(found, 1):
@@ -129,29 +121,29 @@ def closed_name(number: int) -> str:
     return f"audit-{number:06d}.log"
 
 
-def entries(folder: Path) -> Iterator[Placed]:
-    """Every complete entry of all files. An incomplete last entry is skipped. Another process may write meanwhile."""
-    path = folder / CURRENT
+def read_log(folder: str | Path) -> Iterator[LogEntry]:
+    """Every complete entry of all files, after checking its seal. Another process may write meanwhile."""
+    path = (folder := Path(folder)) / CURRENT
     try:
         last = open(path, "rb")
     except OSError as error:
         raise InputError("store", f"{error.strerror}: {path}", "Give the folder of a site's audit log.") from error
     with last:
-        base, seal, before = 0, first_seal(), number(last) - 1
+        base, seal, before = 0, FIRST_SEAL, number(last) - 1
         closed_ones = closed_files(folder)
         if len(closed_ones) < before:
             raise missing(folder, len(closed_ones) + 1)
         # Later ones were completed after the last one was opened here.
         for closed in closed_ones[:before]:
             with open(closed, "rb") as file:
-                for placed in _read(closed, file, base, seal, complete=True):
-                    yield placed
-                    seal = placed.seal
+                for entry in _read(closed, file, base, seal, complete=True):
+                    yield entry
+                    seal = entry.seal
             base += closed.stat().st_size
         yield from _read(path, last, base, seal)
 
 
-def _read(path: Path, file: BinaryIO, base: int, seal: bytes, complete: bool = False) -> Iterator[Placed]:
+def _read(path: Path, file: BinaryIO, base: int, seal: bytes, complete: bool = False) -> Iterator[LogEntry]:
     """The entries of one file. ``base`` is the size of the files before it, and ``seal`` their last seal."""
     if file.read(len(TITLE)) != TITLE:
         raise InputError("store", f"{path}, which is not an audit log", "Give the folder of a site's audit log.")
@@ -167,7 +159,7 @@ def _read(path: Path, file: BinaryIO, base: int, seal: bytes, complete: bool = F
         if seal != rest[length:] or not _valid(kind, when, rest[:length]):
             raise altered(path, place)
         begin, place = place, place + HEAD.size + length + SEAL
-        yield Placed(base + begin, base + place, seal, LogEntry(Kind(kind), when, rest[:length]))
+        yield LogEntry(Kind(kind), when, rest[:length], seal, base + begin, base + place)
     if complete and place < size:
         raise altered(path, place)
 
@@ -200,22 +192,15 @@ with contextlib.suppress(ImportError):
 
 logger = logging.getLogger("fedpdmc.site")
 OFFSET = struct.Struct("<Q")
-# Bytes that the log leaves free on its disk, and bytes written between two checks.
-LEAST_FREE, STRIDE = 256 * 2**20, 16 * 2**20
+LEAST_FREE = 256 * 2**20  # bytes that the log leaves free on its disk
+STRIDE = 16 * 2**20  # bytes written between two checks of that
 
 
 class AuditLog:
     """The log of one site in one run, in its own folder.
 
-    Parameters
-    ----------
-    folder : path
-        Created if it does not exist. Only one process at a time can open it.
-
-    Raises
-    ------
-    InputError
-        The log was altered, or another process has it open.
+    ``folder``: created if it does not exist. Only one process at a time can open it. Raises `InputError`: the log was
+    altered, or another process has it open.
     """
 
     def __init__(self, folder: str | Path):
@@ -229,7 +214,7 @@ class AuditLog:
         self._unchecked, self._torn = STRIDE, False
         # Where each file begins, the files taken one after the other; the last one is written.
         self._bases = [0]
-        self._seal, self._end, self.answers, self._count = first_seal(), len(TITLE), 0, 0
+        self._seal, self._end, self.answers, self._count = FIRST_SEAL, len(TITLE), 0, 0
         # After a failure to begin a new file, the size at which it is tried again.
         self._most = MOST_SEGMENT
         try:
@@ -271,10 +256,10 @@ class AuditLog:
             os.ftruncate(self._file, 0)
             os.pwrite(self._file, TITLE, 0)
             return
-        for begin, end, seal, entry in entries(self.folder):
+        for entry in read_log(self.folder):
             if entry.kind is Kind.ANSWER:
-                self._index_answer(begin)
-            self._end, self._seal, self._count = end, seal, self._count + 1
+                self._index_answer(entry.begin)
+            self._end, self._seal, self._count = entry.end, entry.seal, self._count + 1
         if (rest := self._bases[-1] + size - self._end) > 0:
             os.ftruncate(self._file, self._end - self._bases[-1])
             self.note("torn", bytes=rest)
@@ -384,16 +369,6 @@ class AuditLog:
         os.close(self._file)
 
 
-def read_log(folder: str | Path) -> Iterator[LogEntry]:
-    """All entries of a log, which may be open in another process, after checking their seals."""
-    return (entry for entry, _ in sealed_log(folder))
-
-
-def sealed_log(folder: str | Path) -> Iterator[tuple[LogEntry, bytes]]:
-    """All entries, each with its seal: the hash of this entry and all before it."""
-    return ((placed.entry, placed.seal) for placed in entries(Path(folder)))
-
-
 def _note(event: str, **details) -> bytes:
     return json.dumps({"event": event, **details}).encode()
 
@@ -414,3 +389,95 @@ def _write(file: int, data: bytes, place: int) -> None:
 def _payload(file: int, place: int) -> bytes:
     length, _, _ = HEAD.unpack(os.pread(file, HEAD.size, place))
     return os.pread(file, length, place + HEAD.size)
+
+
+# The software and machine that computed a site's answers, as its log records them: others may differ in the last bits.
+
+SOFTWARE_EVENT = "software"
+PACKAGES = ("fedpdmc", "jax", "jaxlib", "numpy")
+UNKNOWN = "an unknown version"
+
+
+def software_here() -> dict[str, str]:
+    """The versions that are installed here, and the machine."""
+    versions = {name: metadata.version(name) for name in PACKAGES}
+    machine = {"machine": platform.machine(), "cores": str(os.cpu_count())}
+    return versions | {"python": platform.python_version()} | machine
+
+
+def software_of(entry: LogEntry) -> dict[str, str] | None:
+    """The software that an entry of a log records, if it is such an entry."""
+    if entry.kind is not Kind.NOTE or entry.note["event"] != SOFTWARE_EVENT:
+        return None
+    return {key: str(value) for key, value in entry.note.items() if key != "event"}
+
+
+def software_differences(entries: Iterable[LogEntry]) -> list[str]:
+    """Differences between the software that wrote a log and the current one."""
+    here, found = software_here(), [one for entry in entries if (one := software_of(entry)) is not None]
+    words = [
+        f"{name} {one.get(name, UNKNOWN)} (here {value})"
+        for one in found
+        for name, value in here.items()
+        if one.get(name, UNKNOWN) != value
+    ]
+    return list(dict.fromkeys(words))
+
+
+def read_logged(data: bytes, by: dict[str, str] | None) -> messages.Message:
+    """A message from a log, which the software ``by`` has written."""
+    try:
+        if (wire := messages.version_of(data)) < messages.MEANING:
+            raise messages.OtherVersion(wire)
+        return messages.decode(data)
+    except WireError as error:
+        version = (by or {}).get("fedpdmc", UNKNOWN)
+        remedy = "Continue with that version."
+        raise InputError("store", f"a log of fedpdmc {version}: {error.found}", remedy) from error
+
+
+# A site's secrets: its seed, and its key for secure sums.
+
+SEED, SUM_KEY = "seed", "sum.key"
+MOST_DIGITS = len(str(2**SEED_BITS))
+
+
+def site_seed(folder: str | Path, seed: int | None) -> int:
+    """The seed in the site's store. A new one is the given one, or else from the operating system."""
+    path = refuse_links(folder) / SEED
+    if path.exists():
+        text = path.read_bytes()
+        if not text.isdigit() or len(text) > MOST_DIGITS:
+            raise InputError("store", f"{path}, which is not a seed", "Restore it from a copy.")
+        stored = int(text)
+        if seed is not None and seed != stored:
+            raise InputError("seed", "a different one than the seed in this store", "Leave it out, or use a new store.")
+        return stored
+    chosen = secrets.randbits(SEED_BITS) if seed is None else seed
+    _write_secret(path, str(chosen).encode())
+    return chosen
+
+
+def sum_secret(folder: str | Path) -> bytes:
+    """The site's secret X25519 key in this run, from the operating system."""
+    path = refuse_links(folder) / SUM_KEY
+    if not path.exists():
+        _write_secret(path, new_secret())
+    found = path.read_bytes()
+    if len(found) != messages.KEY_BYTES:
+        raise InputError("store", f"{path}, which is not a key", "Restore it from a copy.")
+    return found
+
+
+def refuse_links(folder: str | Path) -> Path:
+    """The store, if none of its files is a symbolic link: secrets and logs must be where they seem to be."""
+    for path in Path(folder).glob("*"):
+        if path.is_symlink():
+            raise InputError("store", f"{path}, a symbolic link", "Put the file itself there: links are not followed.")
+    return Path(folder)
+
+
+def _write_secret(path: Path, content: bytes) -> None:
+    """Write a file completely or not at all: an incomplete secret would be a different secret."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    manifest.replace(path, content, 0o600)

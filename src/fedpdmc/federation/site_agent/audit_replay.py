@@ -19,11 +19,17 @@ from fedpdmc.errors import InputError, WireError
 from fedpdmc.federation import messages
 from fedpdmc.federation.audit_seals import compare as compare_seals
 from fedpdmc.federation.site_agent.agent import REFUSED_REQUEST, Agent
-from fedpdmc.federation.site_agent.audit_log import Kind, LogEntry, read_log, sealed_log
+from fedpdmc.federation.site_agent.audit_log import (
+    SEED,
+    SUM_KEY,
+    Kind,
+    LogEntry,
+    read_log,
+    site_seed,
+    software_differences,
+)
 from fedpdmc.federation.site_agent.request_checks import DECLINED
-from fedpdmc.federation.site_agent.secrets import SEED, SUM_KEY, site_seed
 from fedpdmc.federation.site_agent.start import open_agent
-from fedpdmc.federation.site_agent.versions import differences
 from fedpdmc.members.site import LatentPosterior, latent_names
 from fedpdmc.privacy.budget import default_path
 from fedpdmc.privacy.ledger import create_ledger, rewound
@@ -31,39 +37,22 @@ from fedpdmc.study import Study
 
 
 class Replay(NamedTuple):
-    """The result of a replay.
+    """The result of a replay."""
 
-    Attributes
-    ----------
-    same : int
-        Answers that are the same.
-    different : list of int
-        Sequence numbers of answers that differ, or that do not belong to their request.
-    unchecked : dict
-        How many answers could not be recomputed, by reason.
-    software : list of str
-        Differences between the software or machine that wrote the log and the current one: answers may then differ in
-        the last bits.
-    """
-
-    same: int
-    different: list[int]
-    unchecked: dict[str, int]
+    same: int  # answers that are the same
+    different: list[int]  # sequence numbers of answers that differ, or that do not belong to their request
+    unchecked: dict[str, int]  # how many answers could not be recomputed, by reason
+    # Differences between the software or machine that wrote the log and the current one: answers may then differ in
+    # the last bits.
     software: list[str]
 
 
-class Excerpt(NamedTuple):
-    """A long refused request; the log has only its hash."""
-
-    digest: bytes
-
-
-Request = bytes | Excerpt
 NO_SECRET = "their randomness is not available: the seed in the store or, under a privacy budget, the ledger"
 KEYS = "they exchange the keys of secure sums, which do not depend on the records"
 # Hexadecimal digits shown of long values.
 SHOWN = 32
 POLICY = "they were refused under the site's policy, which is not part of the log"
+BY_POLICY = (*DECLINED, "NARROW_PART", "NOT_TOLD", "TOO_MANY_DERIVATIVES")
 EXCERPT = "they were refused, and the log has only the hash and the beginning of the long request"
 
 
@@ -80,33 +69,23 @@ def replay(
 
     All entries are checked for their seals, and for the request's hash in every answer. Arrivals are recomputed if their
     randomness is available: the site's seed in the store or, under a privacy budget, the secret of its ledger; a copy
-    of the ledger is reset to its state before the run.
-
-    Parameters
-    ----------
-    study : Study
-    name : str
-    source, query
-        The records, as `fedpdmc.study.read_records` takes them.
-    store : path
-        The site's store.
-    ledger : path, optional
-        The site's ledger, for a contract with a budget; the user's own by default.
+    of the ledger is reset to its state before the run. The parameters are those with which the site ran.
     """
-    found = Replay(0, [], {}, differences(read_log(store)))
+    found = Replay(0, [], {}, software_differences(read_log(store)))
     with tempfile.TemporaryDirectory(prefix="fedpdmc-replay-") as folder:
         agent, secret = agent_before_run(study, name, source, Path(store), query, ledger, Path(folder))
-        request: Request = b""
+        # A long refused request is not in the log, only its hash.
+        request, asked = None, b""
         try:
             for entry in read_log(store):
                 if entry.kind is Kind.NOTE and entry.note["event"] == "joined":
                     agent.join(messages.encode(messages.Welcome(bytes.fromhex(entry.note["run"]), study.digest)))
                 elif entry.kind is Kind.NOTE and entry.note["event"] == REFUSED_REQUEST:
-                    request = Excerpt(bytes.fromhex(entry.note["sha256"]))
+                    request, asked = None, bytes.fromhex(entry.note["sha256"])
                 elif entry.kind is Kind.REQUEST:
-                    request = entry.payload
+                    request, asked = entry.payload, messages.digest(entry.payload)
                 elif entry.kind in (Kind.ANSWER, Kind.REFUSAL):
-                    found = _compare(agent, request, entry, secret, found)
+                    found = _compare(agent, request, asked, entry, secret, found)
         finally:
             agent.log.close()
     return found
@@ -120,7 +99,9 @@ def agent_before_run(study, name, source, store: Path, query, ledger, folder: Pa
         path = Path(default_path() if ledger is None else ledger)
         secret = path.exists()
         options["ledger"] = folder / "ledger.db"
-        if secret and (run := _run_of(store)) is not None:
+        notes = (entry.note for entry in read_log(store) if entry.kind is Kind.NOTE)
+        run = next((note["run"] for note in notes if note["event"] == "joined"), None) if secret else None
+        if run is not None:
             options["dataset"] = rewound(path, options["ledger"], f"{run}/{name}", study.name)
         else:
             create_ledger(options["ledger"])
@@ -131,27 +112,20 @@ def agent_before_run(study, name, source, store: Path, query, ledger, folder: Pa
     return open_agent(study, name, source, **options), secret
 
 
-def _run_of(store: Path) -> str | None:
-    notes = (entry.note for entry in read_log(store) if entry.kind is Kind.NOTE)
-    return next((note["run"] for note in notes if note["event"] == "joined"), None)
-
-
-def _compare(agent: Agent, request: Request, entry: LogEntry, secret: bool, found: Replay) -> Replay:
+def _compare(agent: Agent, request: bytes | None, asked: bytes, entry: LogEntry, secret: bool, found: Replay) -> Replay:
     """Check one more answer: recompute it, or count it with the reason why it cannot be recomputed."""
     given: Any = _read(entry.payload, found)
-    whole = b"" if isinstance(request, Excerpt) else request
-    asked = request.digest if isinstance(request, Excerpt) else messages.digest(request)
-    if given.request != asked or isinstance(request, Excerpt) and entry.kind is Kind.ANSWER:
-        return found._replace(different=[*found.different, given.sequence])
-    why = EXCERPT if isinstance(request, Excerpt) else _unrepeatable(whole, given, secret)
-    if why is None:
+    different = found._replace(different=[*found.different, given.sequence])
+    if given.request != asked or request is None and entry.kind is Kind.ANSWER:
+        return different
+    if request is None:
+        why = EXCERPT
+    elif (why := _unrepeatable(request, given, secret)) is None:
         # The limit of refusals in a row is for live coordinators.
         agent.refusals = 0
-        if _alike(agent.answer(whole), given):
-            return found._replace(same=found.same + 1)
-        return found._replace(different=[*found.different, given.sequence])
-    if entry.kind is Kind.ANSWER:
-        agent.adopt(whole, entry.payload)
+        return found._replace(same=found.same + 1) if _alike(agent.answer(request), given) else different
+    elif entry.kind is Kind.ANSWER:
+        agent.adopt(request, entry.payload)
     return found._replace(unchecked=found.unchecked | {why: found.unchecked.get(why, 0) + 1})
 
 
@@ -161,19 +135,13 @@ def _read(data: bytes, found: Replay) -> messages.Message:
         return messages.decode(data)
     except WireError as error:
         by = ", ".join(found.software) or "this software"
-        raise InputError(
-            "store", f"a log of {by}: {error.found}", "Replay it with the version that wrote it."
-        ) from error
+        remedy = "Replay it with the version that wrote it."
+        raise InputError("store", f"a log of {by}: {error.found}", remedy) from error
 
 
 def _unrepeatable(request: bytes, given: Any, secret: bool) -> str | None:
     """Why an answer cannot be recomputed; None if it can."""
-    if isinstance(given, messages.Refusal) and given.code in (
-        *DECLINED,
-        "NARROW_PART",
-        "NOT_TOLD",
-        "TOO_MANY_DERIVATIVES",
-    ):
+    if isinstance(given, messages.Refusal) and given.code in BY_POLICY:
         return POLICY
     try:
         asked = messages.decode(request)
@@ -192,8 +160,8 @@ def _alike(data: bytes, given: Any) -> bool:
         # Signatures with the key of a certificate are random.
         made = dataclasses.replace(made, certificate=given.certificate, signature=given.signature)
     if type(made) is type(given) and isinstance(made, (messages.Arrivals, messages.Opened)) and given.remaining >= 0:
-        told = {"spent": given.spent} if isinstance(given, messages.Arrivals) else {"account": given.account}
-        made = dataclasses.replace(made, remaining=given.remaining, **told)
+        account = {"spent": given.spent} if isinstance(given, messages.Arrivals) else {"account": given.account}
+        made = dataclasses.replace(made, remaining=given.remaining, **account)
     releases = (messages.Derivatives, messages.Masked)
     if isinstance(made, releases) and isinstance(given, releases) and made.noise.size and given.noise.size:
         made = dataclasses.replace(made, noise=np.concatenate([made.noise[:2], given.noise[2:]]))
@@ -201,16 +169,9 @@ def _alike(data: bytes, given: Any) -> bool:
 
 
 def compare(store: str | Path, seals: str | Path, authority: str | Path) -> list[str]:
-    """The differences between a site's log and the seals that its coordinator has stored, as sentences.
+    """The differences between a site's store and its coordinator's ``seals.jsonl``, as sentences.
 
-    Parameters
-    ----------
-    store : path
-        The site's store.
-    seals : path
-        The coordinator's ``seals.jsonl``.
-    authority : path
-        The certificate of the study's authority.
+    ``authority`` is the certificate of the study's authority.
     """
     try:
         root = Path(authority).read_bytes()
@@ -222,8 +183,8 @@ def compare(store: str | Path, seals: str | Path, authority: str | Path) -> list
 def show(store: str | Path) -> Iterator[str]:
     """An audit log, one line for each entry. The last line has the last seal, which a shorter log would not match."""
     count, last = 0, b""
-    for entry, seal in sealed_log(store):
-        count, last = count + 1, seal
+    for entry in read_log(store):
+        count, last = count + 1, entry.seal
         when = datetime.datetime.fromtimestamp(entry.when, datetime.UTC).isoformat(timespec="milliseconds")
         yield f"{when}  {entry.kind.name.lower():<8}{_describe(entry)}"
     yield f"{count} entries, seal {last.hex()}"
@@ -257,24 +218,12 @@ def own_effects(
 ) -> LatentPosterior:
     """The effects of a site's groups, drawn together with the shared parameters.
 
-    Parameters
-    ----------
-    study : Study
-    name : str
-    source, query
-        The records, as `fedpdmc.study.read_records` takes them.
-    store : path
-        The site's store.
-
-    Raises
-    ------
-    InputError
-        A contract without effects, a store without its seed or without answered plans.
+    The parameters are those with which the site ran. Raises `InputError` for a contract without effects, and for a store
+    without its seed or without answered plans.
     """
     if study.effects is None:
-        raise InputError(
-            "study", "a contract without effects of groups", "Give a contract whose formula has effects of groups."
-        )
+        remedy = "Give a contract whose formula has effects of groups."
+        raise InputError("study", "a contract without effects of groups", remedy)
     ended = False
     with tempfile.TemporaryDirectory(prefix="fedpdmc-effects-") as folder:
         agent, secret = agent_before_run(study, name, source, Path(store), query, None, Path(folder))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
+import functools
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -20,26 +19,16 @@ from fedpdmc._jax.compilation import compiled
 from fedpdmc._jax.random_streams import ChainKeys, chain_keys
 from fedpdmc.clocks import VIOLATED, Clock, LatentClock, Walk, begin_walk, follow, walk_on
 from fedpdmc.clocks.base import reveal
-from fedpdmc.errors import LedgerError
+from fedpdmc.errors import LedgerError, RequestRefused
 from fedpdmc.federation import messages
 from fedpdmc.federation.derivative_rounding import FINE, Release, release, scale_exponents
-from fedpdmc.federation.joint_plans import OwnPlans, Request
-from fedpdmc.federation.masking import OutOfRange
+from fedpdmc.federation.joint_plans import OwnPlans, Request, fingerprint, whole
+from fedpdmc.federation.masking import SecureSumParty
 from fedpdmc.federation.site_agent.derivative_disclosure import DisclosureControl, ReleasePlace
 from fedpdmc.federation.site_agent.information import ArrivalPredictor, Information
 from fedpdmc.federation.site_agent.model_trial import RangeShares
-from fedpdmc.federation.site_agent.request_checks import (
-    DECLINED,
-    ROUNDING,
-    Progress,
-    RequestRefused,
-    check,
-    refusing_disclosure,
-    refusing_privacy_errors,
-)
-from fedpdmc.federation.site_agent.secure_sum import KeyNotProved, SecureSumParty
+from fedpdmc.federation.site_agent.request_checks import DECLINED, ROUNDING, Progress, check, refusing_privacy_errors
 from fedpdmc.federation.site_agent.trust_region import TrustRegion
-from fedpdmc.federation.turn_plans import fingerprint, whole
 from fedpdmc.members.private_site import (
     NoiseGroup,
     PrivateSite,
@@ -58,14 +47,10 @@ from fedpdmc.privacy.budget_planning import ONE_SHOT, REFERENCE
 from fedpdmc.study import Study
 from fedpdmc.whitening import Bend, Reference
 
-# Default time limit for one plan, in seconds. Usual plans take a fraction of a second.
-MOST_SECONDS = 600.0
-# Steps between two checks of the time; fewer if each passes over many records.
-MOST_STEPS, LEAST_STEPS, RECORDS_AT_ONCE = 1 << 14, 1 << 6, 1 << 26
-
-
-class TooMuchWork(Exception):
-    """A plan took longer than the site allows."""
+MOST_SECONDS = 600.0  # default time limit for one plan, in seconds. Usual plans take a fraction of a second
+MOST_STEPS = 1 << 14  # steps between two checks of the time
+LEAST_STEPS = 1 << 6  # the same if each passes over many records
+RECORDS_AT_ONCE = 1 << 26  # passed over between two checks
 
 
 @compiled
@@ -98,26 +83,32 @@ def arrivals_along(
     seconds: float,
     latents: Array | None = None,
 ) -> tuple[Arrival, Walk]:
-    """The site's arrivals along the arrays of a plan; with private latents, from these on.
-
-    Raises
-    ------
-    TooMuchWork
-        The walk was not finished after this many seconds.
-    """
+    """The site's arrivals along the arrays of a plan, within this many seconds; with private latents, from these on."""
     steps = np.int64(min(MOST_STEPS, max(LEAST_STEPS, RECORDS_AT_ONCE // max(records, 1))))
     arrival, walk, state, done = _first_steps(clock, keys, steps, latents, *plan)
     begun = time.monotonic()
     while not done:
         if time.monotonic() - begun > seconds:
-            raise TooMuchWork
+            raise RequestRefused("TOO_MUCH_WORK", f"a plan took more than {seconds:g} seconds")
         arrival, walk, state, done = _more_steps(clock, keys, jnp.asarray(steps), state, *plan)
     return arrival, walk
 
 
-logger = logging.getLogger("fedpdmc.site")
 DECISION = 1.0  # bits of whether a request is refused, if that depends on the records
 SAME_PLACE = 9  # decimal digits of a point, in standard deviations, that its dither depends on
+
+
+def _once(make: Callable) -> Callable:
+    """A method that makes something of a message, and remembers it until another one comes."""
+
+    @functools.wraps(make)
+    def remembered(self, message):
+        known = self._made.get(make.__name__)
+        if known is None or known[0] is not message:
+            known = self._made[make.__name__] = message, make(self, message)
+        return known[1]
+
+    return remembered
 
 
 class Computation:
@@ -125,8 +116,6 @@ class Computation:
 
     Parameters
     ----------
-    study : Study
-    site : Site
     run_seed : int
         For a site without its own seed, in the coordinator's process.
     party : SecureSumParty, optional
@@ -163,11 +152,8 @@ class Computation:
         self._run_seed, self._control, self._region = run_seed, control, region
         self.information = Information(site.records) if information is None else information
         self._clock, self._keys = None, None
-        self._made_clock: tuple[messages.Open, Clock] | None = None
-        self._made_release: tuple[messages.Derive, Release] | None = None
-        # The public keys of the turns, and the last request in short form with the plans that it stands for.
+        self._made: dict[str, tuple[messages.Message, Any]] = {}
         self._turn_keys = None
-        self._made: tuple[messages.TurnPlans, messages.Plans] | None = None
         self.private: PrivateSite | None = None
         self.latents: LatentMemory | None = None
         self.reference: Reference | None = None
@@ -185,9 +171,9 @@ class Computation:
             messages.Open: self._open,
             messages.Plans: self._plans,
             messages.TurnPlans: self._plans,
-            messages.Offer: self._offer,
-            messages.Agree: self._agree,
         }
+        if party is not None:
+            self._handlers |= {messages.Offer: party.offer, messages.Agree: party.agree}
         if own is not None:
             self._handlers[messages.Reveal] = own.reveal
 
@@ -216,23 +202,24 @@ class Computation:
         """The request itself; for `TurnPlans` the plans that they stand for, with the coordinator's hash."""
         if not isinstance(message, messages.TurnPlans):
             return message
-        if self._made is None or self._made[0] is not message:
-            shape = self.progress.shape
-            if shape is None:
-                raise RequestRefused("NOT_OPEN")
-            if self._turn_keys is None and self.own is not None and self.study.dynamics().turns:
-                self._turn_keys = self.own.turn_keys(message)
-            if self._turn_keys is None:
-                raise RequestRefused("NOT_IN_CONTRACT")
-            chains, segments, dim = shape
-            if not len(message.chain) or message.chain[-1] >= chains or message.start.shape[1] != dim:
-                raise RequestRefused("WRONG_SHAPE")
-            made = whole(message, self._turn_keys, segments)
-            if fingerprint(made.duration, made.velocity) != message.derived:
-                logger.error("the velocities at turns are not those that the coordinator has")
-                raise RequestRefused("OTHER_VELOCITIES")
-            self._made = message, made
-        return self._made[1]
+        return self._plans_of(message)
+
+    @_once
+    def _plans_of(self, message: messages.TurnPlans) -> messages.Plans:
+        shape = self.progress.shape
+        if shape is None:
+            raise RequestRefused("NOT_OPEN")
+        if self._turn_keys is None and self.own is not None and self.study.dynamics().turns:
+            self._turn_keys = self.own.turn_keys(message)
+        if self._turn_keys is None:
+            raise RequestRefused("NOT_IN_CONTRACT")
+        chains, segments, dim = shape
+        if not len(message.chain) or message.chain[-1] >= chains or message.start.shape[1] != dim:
+            raise RequestRefused("WRONG_SHAPE")
+        made = whole(message, self._turn_keys, segments)
+        if fingerprint(made.duration, made.velocity) != message.derived:
+            raise RequestRefused("OTHER_VELOCITIES", "the velocities at turns are not those that the coordinator has")
+        return made
 
     def record(self, message: messages.Message, given: messages.Message) -> None:
         """Update the state after a request was answered. The same live and from the log."""
@@ -269,9 +256,9 @@ class Computation:
                 self._points.append(self._own(message))
             else:
                 # A control variate belongs to the place that was requested last.
-                told: list
-                for told in (self._answers, self._released, self._points):
-                    told[known:] = [*told[known + 1 :], *told[known : known + 1]]
+                places: list
+                for places in (self._answers, self._released, self._points):
+                    places[known:] = [*places[known + 1 :], *places[known : known + 1]]
         elif isinstance(message, messages.Plans) and isinstance(given, messages.Arrivals):
             if self.latents is not None:
                 self.latents.answered(message, self._arrays(message), given)
@@ -305,35 +292,20 @@ class Computation:
                 f"and {len(self._points)}: it is not the ledger that was charged, or an old copy. Restore that ledger."
             )
 
-    def _offer(self, message: messages.Offer, asked: bytes) -> messages.Offered:
-        assert self.party is not None
-        return self.party.offer(message, asked)
-
-    def _agree(self, message: messages.Agree, asked: bytes) -> messages.Opened:
-        assert self.party is not None
-        try:
-            self.party.check(message)
-        except KeyNotProved as error:
-            logger.error("secure sums: %s", error)
-            raise RequestRefused("KEY_NOT_PROVED") from error
-        return messages.Opened(message.run, message.sequence, asked)
-
     def _check_covariates(self, message: messages.Derive) -> None:
         """Disclosure control of a Hessian without noise under a budget, where it is evaluated."""
         if (budget := self.site.budget) is None or self._control is None:
             return
         places = (self._own(message), *self._points)
         own, *released = (place._replace(x=release_point(place.x, budget.bounds)) for place in places)
-        with refusing_disclosure():
-            self._control.check(ReleasePlace(message.x, message.about), own, released)
+        self._control.check(ReleasePlace(message.x, message.about), own, released)
 
     def _derive(self, message: messages.Derive, asked: bytes) -> messages.SiteAnswer:
         if (stored := self._stored_release(message)) is not None:
             return dataclasses.replace(stored, sequence=message.sequence, request=asked)
         self._check_covariates(message)
         if self._shares is not None:
-            with refusing_disclosure():
-                self._shares.check_release(self._place(message))
+            self._shares.check_release(self._place(message))
         if self.site.budget is not None and self.party is not None:
             return self._derive_shared(self.party, message, asked)
         if self.site.budget is not None:
@@ -341,30 +313,24 @@ class Computation:
             with refusing_privacy_errors():
                 schedule = ONE_SHOT if self.study.one_shot else REFERENCE
                 place = message.x, len(self._points), schedule, message.about
-                told = noisy_derivatives(self.site, *place, self._rounding)
+                noisy = noisy_derivatives(self.site, *place, self._rounding)
                 numbers = release_status(self.site).numbers()
-            noise = np.asarray([told.gradient_sd, told.hessian_sd, *numbers])
-            return messages.Derivatives(message.run, message.sequence, asked, 0.0, told.gradient, told.hessian, noise)
-        with refusing_disclosure():
-            if self._control is not None:
-                self.information.add_release(DECISION)
-                self._control.check(self._place(message), self._own(message), self._points)
-            told, spread = self._release(message), self._own(message).spread
-            self.information.add_release(told.bits)
-            if self._region is not None and spread is not None:
-                self._region.check_spread(spread, told.hessian, self._bend(message))
+            noise = np.asarray([noisy.gradient_sd, noisy.hessian_sd, *numbers])
+            return messages.Derivatives(message.run, message.sequence, asked, 0.0, noisy.gradient, noisy.hessian, noise)
+        if self._control is not None:
+            self.information.add_release(DECISION)
+            self._control.check(self._place(message), self._own(message), self._points)
+        released, spread = self._release(message), self._own(message).spread
+        self.information.add_release(released.bits)
+        if self._region is not None and spread is not None:
+            self._region.check_spread(spread, released.hessian, self._bend(message))
         if self.party is None:
-            return messages.Derivatives(message.run, message.sequence, asked, 0.0, told.gradient, told.hessian)
-        try:
-            return self.party.masked(message, asked, told.gradient, told.hessian)
-        except OutOfRange as error:
-            logger.error("%s Declare the columns with a center and a scale.", error)
-            raise RequestRefused("OUT_OF_RANGE") from error
+            return messages.Derivatives(message.run, message.sequence, asked, 0.0, released.gradient, released.hessian)
+        return self.party.masked(message, asked, released.gradient, released.hessian)
 
+    @_once
     def _release(self, message: messages.Derive) -> Release:
-        """The derivatives on the grid, made once. The same request has the same release."""
-        if self._made_release is not None and self._made_release[0] is message:
-            return self._made_release[1]
+        """The derivatives on the grid. The same request has the same release."""
         value, gradient, hessian = self.site.bent(self._bend(message)).derivatives(message.x, message.about)
         if not (np.isfinite(value) and np.isfinite(gradient).all() and np.isfinite(hessian).all()):
             raise RequestRefused("NOT_FINITE")
@@ -372,9 +338,7 @@ class Computation:
         if before is not None and before[0].bend_bytes != place.bend_bytes:
             before = None
         last, averaged = None if before is None else before[1], place.spread is not None
-        made = release(place.x, gradient, hessian, last, self._dither(place, hessian), averaged=averaged)
-        self._made_release = message, made
-        return made
+        return release(place.x, gradient, hessian, last, self._dither(place, hessian), averaged=averaged)
 
     @property
     def _rounding(self) -> Rounding | None:
@@ -394,7 +358,7 @@ class Computation:
         group = NoiseGroup(message.run.hex(), len(self.study.sites))
         with refusing_privacy_errors():
             terms = share_terms(self.site, message.x, len(self._points), group.parties)
-            seal = partial(party.seal, asked=asked, terms=terms)
+            seal = functools.partial(party.seal, asked=asked, terms=terms)
             words = np.frombuffer(shared_derivatives(self.site, message.x, group, terms, seal, self._rounding), "<u8")
             numbers = release_status(self.site).numbers()
         noise = np.asarray([terms.gradient, terms.hessian, *numbers])
@@ -418,28 +382,22 @@ class Computation:
             return None
         return Bend(self.study.effects.spreads(len(self.study.names)), jnp.array(message.bend))
 
+    @_once
     def _opened_clock(self, message: messages.Open) -> Clock:
-        """The clock of a run, made once, on request, so that one that cannot be made is refused."""
-        if self._made_clock is None or self._made_clock[0] is not message:
-            self._made_clock = message, open_site(self.site, self._opening(message))
-        return self._made_clock[1]
+        """The clock of a run, on request, so that one that cannot be made is refused."""
+        return open_site(self.site, self._opening(message))
 
     def _open(self, message: messages.Open, asked: bytes) -> messages.Opened:
         if self.site.budget is None:
-            with refusing_disclosure():
-                self._check_opening(message)
-                self.information.check_run(self._opened_clock(message), self.study, self._predictor(message))
+            if self._region is not None and self.study.reference != "none":
+                self._region.check_opening(message, *(self._released[-1] if self._released else (None, None)))
+            self.information.check_run(self._opened_clock(message), self.study, self._predictor(message))
             if self.own is not None:
                 return self.own.announce(message, asked)
             return messages.Opened(message.run, message.sequence, asked)
         with refusing_privacy_errors():
             status = self._private_site(message).status
         return messages.Opened(message.run, message.sequence, asked, status.remaining, np.asarray(status.numbers()))
-
-    def _check_opening(self, message: messages.Open) -> None:
-        if self._region is None or self.study.reference == "none":
-            return
-        self._region.check_opening(message, *(self._released[-1] if self._released else (None, None)))
 
     def _private_site(self, message: messages.Open) -> PrivateSite:
         """The site under its budget, charged to this run; built once."""
@@ -468,7 +426,7 @@ class Computation:
         nothing = ArrivalPredictor(clock.dim)
         if not self._released or isinstance(clock, LatentClock):
             return nothing
-        place, told = self._released[-1]
+        place, released = self._released[-1]
         if place.bend_bytes != ReleasePlace(place.x, None, self._bend(message)).bend_bytes:
             return nothing
         own = slice(None) if self.site.coordinates is None else self.site.coordinates
@@ -476,20 +434,20 @@ class Computation:
         if clock.dim < scale.shape[1]:
             # With a diagonal reference and flips the site is sent its own coordinates only.
             scale = scale[:, own]
-        hessian, linear = told.hessian, told.gradient - told.hessian @ told.x
+        hessian, linear = released.hessian, released.gradient - released.hessian @ released.x
         if control is not None:
             hessian, linear = hessian - control.quadratic.precision, linear - control.quadratic.linear
         back = np.linalg.pinv(scale)
-        spread = np.zeros_like(told.hessian) if place.spread is None else place.spread
+        spread = np.zeros_like(released.hessian) if place.spread is None else place.spread
         slope = scale.T @ np.asarray(hessian @ center + linear), scale.T @ np.asarray(hessian) @ scale
         return ArrivalPredictor(clock.dim, slope, (back @ (place.x - center), back @ spread @ spread.T @ back.T))
 
     def _at_point(self, message: messages.Open) -> tuple[np.ndarray, np.ndarray]:
         """The derivatives that were released at the point of an opening; the last ones if it is another point."""
-        told = self._released[-1][1]
-        if not np.array_equal(told.x, message.point):
+        released = self._released[-1][1]
+        if not np.array_equal(released.x, message.point):
             raise RequestRefused("NOT_TOLD")
-        return told.gradient, told.hessian
+        return released.gradient, released.hessian
 
     def _reference(self, message: messages.Open) -> Reference:
         return Reference(jnp.asarray(message.center), jnp.asarray(message.scale), bend=self._bend(message))
@@ -501,22 +459,18 @@ class Computation:
             return self._private_plans(self.private, message, plan, asked)
         assert clock is not None and keys is not None
         horizon, region = message.duration.sum(-1), self._region
-        with refusing_disclosure():
-            if region is not None:
-                region.check_plans(message)
-            if self._shares is not None and region is not None and region.reference is not None:
-                self._shares.check_plans(message, *region.reference[:2], clock.dynamics.flow.rotating)
-            self.information.check_plans(horizon)
+        if region is not None:
+            region.check_plans(message)
+        if self._shares is not None and region is not None and region.reference is not None:
+            self._shares.check_plans(message, *region.reference[:2], clock.dynamics.flow.rotating)
+        self.information.check_plans(horizon)
         latents = None if self.latents is None else self.latents.before(message, plan)
-        try:
-            arrival, walk = arrivals_along(clock, keys, plan, self.site.records, self.most_seconds, latents)
-        except TooMuchWork as error:
-            logger.error("a plan took more than %g seconds: it is refused", self.most_seconds)
-            raise RequestRefused("TOO_MUCH_WORK") from error
+        arrival, walk = arrivals_along(clock, keys, plan, self.site.records, self.most_seconds, latents)
         faults = np.flatnonzero(np.asarray(walk.fault))
         if faults.size:
             first = int(faults[0])
-            raise RequestRefused("BOUND_VIOLATED" if int(walk.fault[first]) == VIOLATED else "NOT_FINITE", first + 1)
+            code = "BOUND_VIOLATED" if int(walk.fault[first]) == VIOLATED else "NOT_FINITE"
+            raise RequestRefused(code, chain=first + 1)
         time, rang, mark = (np.asarray(x)[chain] for x in (arrival.time, arrival.rang, arrival.mark))
         if self.progress.observed_time + np.minimum(time, horizon).sum() > self.study.observed_time * (1 + ROUNDING):
             raise RequestRefused("OBSERVED_TIME_SPENT")
@@ -524,15 +478,19 @@ class Computation:
         if self.study.passes:
             self.information.add_passes(passes - self.passes)
         every = np.asarray(arrival.time), np.asarray(arrival.rang), np.asarray(arrival.mark)
-        with refusing_disclosure():
-            self.information.add_arrivals(clock, plan, *every, latents)
+        self.information.add_arrivals(clock, plan, *every, latents)
         return messages.Arrivals.of_chains(message.run, message.sequence, asked, time, rang, mark, passes=passes)
 
     def _arrays(self, message: messages.Plans) -> tuple[np.ndarray, ...]:
-        """The arrays of a `Plan` of all chains."""
+        """The arrays of a `Plan` of all chains, in the shapes of the opening; empty for chains that are not asked about."""
         assert self.progress.shape is not None
         chains, segments, _ = self.progress.shape
-        return _all_chains(message, chains, segments)
+        _, longest, dim = message.velocity.shape
+        number, start = np.zeros(chains, dtype=np.int64), np.zeros((chains, dim))
+        duration, velocity = np.zeros((chains, segments)), np.zeros((chains, segments, dim))
+        number[message.chain], start[message.chain] = message.number, message.start
+        duration[message.chain, :longest], velocity[message.chain, :longest] = message.duration, message.velocity
+        return number, start, duration, velocity
 
     def _private_plans(
         self, private: PrivateSite, message: messages.Plans, plan: Arrays, asked: bytes
@@ -553,16 +511,6 @@ def _coarse(hessian: np.ndarray, secret: bytes) -> np.ndarray:
     return release(nothing, nothing, hessian, None, secret + b"grid", FINE).hessian
 
 
-def _all_chains(message: messages.Plans, chains: int, segments: int) -> tuple[np.ndarray, ...]:
-    """The arrays of a `Plan` of all chains, in the shapes of the opening; empty for chains that are not asked about."""
-    _, longest, dim = message.velocity.shape
-    number, start = np.zeros(chains, dtype=np.int64), np.zeros((chains, dim))
-    duration, velocity = np.zeros((chains, segments)), np.zeros((chains, segments, dim))
-    number[message.chain], start[message.chain] = message.number, message.start
-    duration[message.chain, :longest], velocity[message.chain, :longest] = message.duration, message.velocity
-    return number, start, duration, velocity
-
-
 # A site's private latents between plans: their state when the last plan of each chain was cut, and draws of them.
 #
 # The site answers a plan with its first arrival and keeps the plan. The next plan of the chain says at which process time it
@@ -571,8 +519,7 @@ def _all_chains(message: messages.Plans, chains: int, segments: int) -> tuple[np
 
 # Process times differ from sums of durations by rounding; positions by that of the coordinator's own arithmetic.
 TIME_ROUNDING = 1e-8
-# Process time between two draws of a site's latents.
-SPACING = 1.0
+SPACING = 1.0  # process time between two draws of a site's latents
 
 Arrays = tuple[np.ndarray, ...]
 
@@ -590,13 +537,7 @@ class _Last(NamedTuple):
 class LatentMemory:
     """The latents of all chains, and the plans along which they moved last.
 
-    Parameters
-    ----------
-    clock : LatentClock
-    keys : ChainKeys
-        The site's own.
-    shape : (int, int, int)
-        Chains, segments and coordinates of plans.
+    ``keys``: the site's own. ``shape`` (int, int, int): chains, segments and coordinates of plans.
     """
 
     def __init__(self, clock: LatentClock, keys: ChainKeys, shape: tuple[int, int, int]):
@@ -612,10 +553,8 @@ class LatentMemory:
     def before(self, message: messages.Plans, plan: Arrays) -> Float[Array, "C k"]:
         """The latents at the start of new plans, ``plan`` being their arrays of all chains.
 
-        Raises
-        ------
-        RequestRefused
-            The plans do not continue the last ones: time goes back, or beyond the site's own arrival, or the path jumps.
+        Raises `RequestRefused`: the plans do not continue the last ones: time goes back, or beyond the site's own
+        arrival, or the path jumps.
         """
         last, chain = self._last, message.chain
         if len(message.time) != len(chain):
@@ -633,7 +572,7 @@ class LatentMemory:
         size = 1 + np.max(np.abs(message.start), axis=1, initial=0.0)
         wrong[chain] |= going & ~(off <= 1e3 * slack[chain] * size)
         if wrong[which].any():
-            raise RequestRefused("NOT_CONTINUED", int(np.flatnonzero(wrong & which)[0]) + 1)
+            raise RequestRefused("NOT_CONTINUED", chain=int(np.flatnonzero(wrong & which)[0]) + 1)
         return settled
 
     def answered(self, message: messages.Plans, plan: Arrays, given: messages.Arrivals) -> None:

@@ -13,25 +13,39 @@ Both apply to the requested release and to its differences from all earlier rele
 linear combination of releases at several points. What rounding hides counts like contributions of many other records: along
 one direction ``½ 2⁻ᵏ √C/d`` of a gradient and ``½ 2⁻ᵏ C/d`` of a Hessian, where C is the sum of all curvatures in these
 units; in all directions together ``2√d`` and ``2d`` times as much.
+
+For a linear predictor these are computed from the losses' derivatives. If the model is a program of one record, gradients
+``g_i`` and Hessians ``H_i`` are computed record by record. Hessians need not be positive: ``|H_i|``, with the absolute
+eigenvalues, takes the place of ``ℓ''_i ξ_i ξ_iᵀ``. The share of one record in any direction, and in any combination of
+releases, is the largest eigenvalue of ``B^{−½} T_iᵀ T_i B^{−½}`` with ``B = Σ_j T_jᵀ T_j``. If effects of groups are
+integrated out, a record's contribution is what the release loses without it. Releases in bent coordinates ``s = T(u)`` are
+compared with others in units of s, that is after division by ``T'`` at their point.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import abc
+import dataclasses
+from typing import Any, NamedTuple
 
+import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from fedpdmc.errors import InputError
+from fedpdmc.errors import InputError, RequestRefused
 from fedpdmc.federation.derivative_rounding import grid
-from fedpdmc.potentials import LinearPredictor, LinearUnknownScale, Potential, Quadratic
+from fedpdmc.models.model_file.records import RecordModel
+from fedpdmc.potentials import LinearPredictor, LinearUnknownScale, Potential, Quadratic, RandomEffects
+from fedpdmc.potentials.base import public_points
 from fedpdmc.study.contract import Study
 from fedpdmc.study.policy import Policy
 from fedpdmc.study.record_shares import (
     effective_number,
     largest_combined_share,
     largest_leverage,
+    leverages,
     share_of_leverage,
 )
 from fedpdmc.whitening import Bend
@@ -39,30 +53,12 @@ from fedpdmc.whitening import Bend
 NO_NOISE = np.zeros(2)
 
 
-class DisclosureRefused(Exception):
-    """A release would disclose too much: a code for the coordinator, and a text for the site's own log."""
-
-    def __init__(self, code: str, words: str):
-        self.code = code
-        super().__init__(words)
-
-
 class ReleasePlace(NamedTuple):
-    """Where derivatives are released.
+    """Where derivatives are released."""
 
-    Attributes
-    ----------
-    x : array
-        The point.
-    spread : array or None
-        The root of the covariance over which they are averaged, if they are.
-    bend : Bend or None
-        If log spreads are bent: point and spread are in coordinates before the bend.
-    """
-
-    x: np.ndarray
-    spread: np.ndarray | None = None
-    bend: Bend | None = None
+    x: np.ndarray  # the point
+    spread: np.ndarray | None = None  # the root of the covariance over which they are averaged, if they are
+    bend: Bend | None = None  # if log spreads are bent: point and spread are in coordinates before the bend
 
     @property
     def bend_bytes(self) -> bytes:
@@ -78,89 +74,75 @@ class ReleasePlace(NamedTuple):
         )
 
 
-class Terms(NamedTuple):
-    """The contributions of all records at a point: loss, ``ℓ'`` and ``ℓ''``, or their means."""
+def disclosure_control(
+    study: Study, site: str, records: pd.DataFrame, potential: Potential | RecordModel, policy: Policy
+) -> DisclosureControl:
+    """The disclosure control for a site's model, with its records as `fedpdmc.study.read_records` gives them."""
+    if isinstance(potential, RandomEffects):
+        return ModelDisclosure(study, GroupedRecords(GroupedTerms(), potential.stripped(), potential.dim), policy)
+    if isinstance(potential, RecordModel):
+        return ModelDisclosure(study, potential, policy)
+    return LinearDisclosure(study, site, records, potential, policy)
 
-    value: np.ndarray
-    slope: np.ndarray
-    curvature: np.ndarray
 
+class DisclosureControl(abc.ABC):
+    """Decides whether a site may release its derivatives at a point, from the contributions of single records.
 
-class DisclosureControl:
-    """Decides whether a site may release its derivatives at a point.
+    Contributions at a place are a tuple of arrays with a row for each record, so that those of two places can be subtracted.
 
-    Parameters
-    ----------
-    study : Study
-    site : str
-    records : DataFrame
-        As `fedpdmc.study.read_records` gives them.
-    potential : Potential
-        Of these records.
-    policy : Policy
-        ``least_records`` is the smallest effective number, ``largest_share`` the largest share, and ``farthest`` the
-        largest distance of a parameter from the prior's mean, in the prior's standard deviations.
-
-    Raises
-    ------
-    InputError
-        The contributions of single records are not known for this model.
+    ``policy``: ``least_records`` is the smallest effective number, ``largest_share`` the largest share, and
+    ``farthest`` the largest distance of a parameter from the prior's mean, in the prior's standard deviations.
     """
 
-    def __init__(self, study: Study, site: str, records: pd.DataFrame, potential: Potential, policy: Policy):
-        self._take(study, policy)
-        self._potential = potential
-        self._gaussian = isinstance(potential, (Quadratic, LinearUnknownScale))
-        if not self._gaussian and (not isinstance(potential, LinearPredictor) or potential.diagonal):
-            raise InputError(
-                "policy",
-                f"a model ({type(potential).__name__}) whose contributions of single records are not known",
-                "Set derivatives = 'none' in contract and policy, or use a privacy budget.",
-            )
-        self._response, design = study.design.response(records), study.design.matrix(records)
-        own = study.coordinates(site)
-        self._design = design if own is None else design[:, [k for k in own if k < design.shape[1]]]
-        self._weights = study.record_weights(records)
-        self._precision = study.options.get("scale", 1.0) ** -2.0
-        size = np.sqrt(np.mean(self._design**2, axis=0))
-        self._units = np.where(size > 0, size, 1.0)
-        self._norm = np.sqrt(np.sum((self._design / self._units) ** 2, axis=1))
+    # Whether one release reveals all that any release does.
+    constant = False
 
-    def _take(self, study: Study, policy: Policy) -> None:
+    def __init__(self, study: Study, policy: Policy):
         self._policy = policy
         place = study.prior_place
         self._mean, self._scale = (np.asarray(study.prior_mean), None) if place is None else place
         self._guess = study.guess
 
-    def check(self, place: ReleasePlace, own: ReleasePlace, released: list[ReleasePlace]) -> None:
-        """Raise `DisclosureRefused` for a point at which too few records contribute.
+    @abc.abstractmethod
+    def _at(self, place: ReleasePlace) -> Any:
+        """The contributions of all records at a place."""
 
-        Parameters
-        ----------
-        place : ReleasePlace
-            In all parameters of the study.
-        own : ReleasePlace
-            The same in the site's own parameters.
-        released : list of ReleasePlace
-            Where derivatives were released before, in the site's own parameters.
+    @abc.abstractmethod
+    def _in_units(self, every: list[Any]) -> list[Any]:
+        """Contributions at several places in the units of the last one."""
+
+    @abc.abstractmethod
+    def _sizes(self, terms: Any) -> tuple[int, np.ndarray, np.ndarray, np.ndarray]:
+        """The number of parameters; the size of each record's gradient, Hessian and curvature."""
+
+    @abc.abstractmethod
+    def _shares(self, terms: Any, noise: np.ndarray) -> tuple[float, float]:
+        """The largest share of one record in gradient and Hessian."""
+
+    @abc.abstractmethod
+    def _combined_shares(self, every: list[Any], noise: np.ndarray) -> dict[str, float]:
+        """The largest share of one record in combinations of several releases, by what is combined."""
+
+    def check(self, place: ReleasePlace, own: ReleasePlace, released: list[ReleasePlace]) -> None:
+        """Raise `RequestRefused` for a point at which too few records contribute.
+
+        ``place``: in all parameters of the study. ``own``: the same in the site's own parameters. ``released``: where
+        derivatives were released before, in the site's own parameters.
         """
         self._check_distance(place)
-        now = self._terms(own.x, own.spread)
+        now = self._at(own)
         if not all(np.isfinite(part).all() for part in now):
-            raise DisclosureRefused("NOT_FINITE", "contributions that are not finite")
+            raise RequestRefused("NOT_FINITE", "contributions that are not finite")
+        if self.constant:
+            released = []
+        every = self._in_units([*map(self._at, released), now])
+        now, noise = every[-1], np.array([self._rounding(terms) for terms in every])
         self._check_release("", now)
-        if self._gaussian:
-            # Derivatives reveal the second moments of the records only, and one point reveals all of them.
-            return
-        every = [*(self._terms(place.x, place.spread) for place in released), now]
-        noise = np.array([rounding(terms.curvature * self._norm**2, self._design.shape[1]) for terms in every])
         for k, past in enumerate(every[:-1]):
-            change = Terms(*(a - b for a, b in zip(now, past, strict=True)))
+            change = type(now)(*(a - b for a, b in zip(now, past, strict=True)))
             self._check_release(f"the difference to point {k + 1}, ", change, noise[k] + noise[-1])
         if released:
-            for power, what in enumerate(("slope", "curvature")):
-                told = np.stack([getattr(terms, what) for terms in every], 1) * self._norm[:, None] ** (power + 1)
-                share = largest_combined_share(told, noise[:, power], self._policy.largest_share)
+            for what, share in self._combined_shares(every, noise).items():
                 self._refuse_share(f"combinations of {what}s of {len(every)} points", share)
 
     def _check_distance(self, place: ReleasePlace) -> None:
@@ -170,19 +152,83 @@ class DisclosureControl:
         wide = np.zeros_like(place.x) if place.spread is None else np.sqrt(np.sum(place.spread**2, 1))
         ends = np.stack([place.x - wide, place.x + wide])
         ends = ends if place.bend is None else place.bend(ends)
-        centers = [self._mean] if self._guess is None else [self._mean, self._guess]
-        distance = min(
-            float(np.max(np.abs(ends - center) / np.asarray(self._scale), initial=0.0)) for center in centers
-        )
+        distance = prior_distance(ends, self._mean, np.asarray(self._scale), self._guess)
         if not distance <= self._policy.farthest:
-            raise DisclosureRefused(
-                "TOO_FAR",
-                f"a point {distance:.3g} of the prior's standard deviations from its mean; the policy has "
-                f"farthest = {self._policy.farthest:g}",
-            )
+            found = f"a point {distance:.3g} of the prior's standard deviations from its mean"
+            raise RequestRefused("TOO_FAR", f"{found}; the policy has farthest = {self._policy.farthest:g}")
 
-    def _terms(self, x: np.ndarray, spread: np.ndarray | None) -> Terms:
-        potential, size = self._potential, self._design.shape[1]
+    def _rounding(self, terms: Any) -> np.ndarray:
+        """The size of the rounding of a release along one direction, of gradient and Hessian, from all curvatures."""
+        dim, _, _, curvature = self._sizes(terms)
+        total = float(np.abs(curvature).sum())
+        return 0.5 * grid(dim) / dim * np.array([np.sqrt(total), total])
+
+    def _check_release(self, which: str, terms: Any, noise: np.ndarray = NO_NOISE) -> None:
+        """Check one release, or one difference of two with its rounding."""
+        dim, gradient, hessian, _ = self._sizes(terms)
+        all_directions = 2 * dim ** np.array([0.5, 1.0]) * noise
+        self._check_number(f"{which}gradient", gradient, all_directions[0])
+        self._check_number(f"{which}Hessian", hessian, all_directions[1])
+        for what, share in zip(("gradient", "Hessian"), self._shares(terms, noise), strict=True):
+            self._refuse_share(f"{which}{what}", share)
+
+    def _check_number(self, what: str, weight: np.ndarray, noise: float) -> None:
+        """Check the effective number of records. A release that is zero reveals nothing."""
+        found, least = float(effective_number(weight)), self._policy.least_records
+        if noise:
+            found *= (1 + noise / max(float(weight.sum()), 1e-300)) ** 2
+        if not found >= least:
+            words = f"{what}: {found:.3g} effective records contribute; the policy has least_records = {least}"
+            raise RequestRefused("FEW_RECORDS", words)
+
+    def _refuse_share(self, what: str, share: float) -> None:
+        most = self._policy.largest_share
+        if not share <= most:
+            words = f"{what}: one record has a share of {share:.3g} in some direction"
+            raise RequestRefused("FEW_RECORDS", f"{words}; the policy has largest_share = {most:g}")
+
+
+def prior_distance(x: np.ndarray, mean: np.ndarray, sd: np.ndarray, guess: np.ndarray | None) -> float:
+    """The largest distance of a parameter from the prior's mean, or from a start in the contract, in standard deviations."""
+    centers = [mean] if guess is None else [mean, guess]
+    return min(float(np.max(np.abs(x - center) / sd, initial=0.0)) for center in centers)
+
+
+class Terms(NamedTuple):
+    """The contributions of all records at a point: loss, ``ℓ'`` and ``ℓ''``, or their means."""
+
+    value: np.ndarray
+    slope: np.ndarray
+    curvature: np.ndarray
+
+
+class LinearDisclosure(DisclosureControl):
+    """Disclosure control of records with a linear predictor.
+
+    Raises `InputError`: the contributions of single records are not known for this model.
+    """
+
+    def __init__(self, study: Study, site: str, records: pd.DataFrame, potential: Potential, policy: Policy):
+        super().__init__(study, policy)
+        self._potential = potential
+        # Derivatives reveal the second moments of the records only, and one point reveals all of them.
+        self.constant = isinstance(potential, (Quadratic, LinearUnknownScale))
+        if not self.constant and (not isinstance(potential, LinearPredictor) or potential.diagonal):
+            found = f"a model ({type(potential).__name__}) whose contributions of single records are not known"
+            remedy = "Set derivatives = 'none' in contract and policy, or use a privacy budget."
+            raise InputError("policy", found, remedy)
+        self._response, design = study.design.response(records), study.design.matrix(records)
+        own = study.coordinates(site)
+        self._design = design if own is None else design[:, [k for k in own if k < design.shape[1]]]
+        self._weights = study.record_weights(records)
+        self._precision = study.options.get("scale", 1.0) ** -2.0
+        # In units of each column's root mean square.
+        size = np.sqrt(np.mean(self._design**2, axis=0))
+        self._rows = self._design / np.where(size > 0, size, 1.0)
+        self._norm = np.sqrt(np.sum(self._rows**2, axis=1))
+
+    def _at(self, place: ReleasePlace) -> Terms:
+        (x, spread, _), potential, size = place, self._potential, self._design.shape[1]
         width = None if spread is None else np.sqrt(np.sum((self._design @ spread[:size]) ** 2, 1))
         if isinstance(potential, LinearPredictor):
             z = jnp.asarray(self._design @ x[:size]) + potential.offset
@@ -203,38 +249,120 @@ class DisclosureControl:
             square = rest**2 if width is None else rest**2 + width**2
             return Terms(*(self._weights * part for part in (0.5 * weight * square, weight * rest, weight)))
 
-    def _check_release(self, which: str, terms: Terms, noise: np.ndarray = NO_NOISE) -> None:
-        """Check one release, or one difference of two with its rounding."""
-        slope, curvature = np.abs(terms.slope), np.abs(terms.curvature)
-        rows, all_directions = self._design / self._units, 2 * self._design.shape[1] ** np.array([0.5, 1.0]) * noise
-        self._check_number(f"{which}gradient", slope * self._norm, all_directions[0])
-        self._check_number(f"{which}Hessian", curvature * self._norm**2, all_directions[1])
-        share = share_of_leverage(largest_leverage(rows * slope[:, None], noise[0]))
-        self._refuse_share(f"{which}gradient", share)
-        share = largest_leverage(rows * np.sqrt(curvature)[:, None], np.sqrt(noise[1]))
-        self._refuse_share(f"{which}Hessian", share)
+    def _in_units(self, every: list[Terms]) -> list[Terms]:
+        return every
 
-    def _check_number(self, what: str, weight: np.ndarray, noise: float = 0.0) -> None:
-        """Check the effective number of records. A release that is zero reveals nothing."""
-        found, least = float(effective_number(weight)), self._policy.least_records
-        if noise:
-            found *= (1 + noise / max(float(weight.sum()), 1e-300)) ** 2
-        if not found >= least:
-            raise DisclosureRefused(
-                "FEW_RECORDS",
-                f"{what}: {found:.3g} effective records contribute; the policy has least_records = {least}",
-            )
+    def _sizes(self, terms: Terms):
+        slope, curvature = np.abs(terms.slope), np.abs(terms.curvature) * self._norm**2
+        return self._design.shape[1], slope * self._norm, curvature, curvature
 
-    def _refuse_share(self, what: str, share: float) -> None:
-        most = self._policy.largest_share
-        if not share <= most:
-            raise DisclosureRefused(
-                "FEW_RECORDS",
-                f"{what}: one record has a share of {share:.3g} in some direction; the policy has largest_share = {most:g}",
-            )
+    def _shares(self, terms: Terms, noise: np.ndarray) -> tuple[float, float]:
+        slope, curvature = (np.abs(part)[:, None] for part in terms[1:])
+        gradient = share_of_leverage(largest_leverage(self._rows * slope, noise[0]))
+        return gradient, largest_leverage(self._rows * np.sqrt(curvature), np.sqrt(noise[1]))
+
+    def _combined_shares(self, every: list[Terms], noise: np.ndarray) -> dict[str, float]:
+        most, found = self._policy.largest_share, {}
+        for power, what in enumerate(("slope", "curvature")):
+            sums = np.stack([getattr(terms, what) for terms in every], 1) * self._norm[:, None] ** (power + 1)
+            found[what] = largest_combined_share(sums, noise[:, power], most)
+        return found
 
 
-def rounding(curvature: np.ndarray, dim: int) -> np.ndarray:
-    """The size of the rounding of a release along one direction, of gradient and Hessian, from all curvatures."""
-    total = float(np.abs(curvature).sum())
-    return 0.5 * grid(dim) / dim * np.array([np.sqrt(total), total])
+class GroupedTerms(eqx.Module):
+    """Contributions of records whose groups have effects."""
+
+    def terms(self, x, data: RandomEffects):
+        """What each record adds to the value."""
+        return data.contributions(x)
+
+
+class GroupedRecords(NamedTuple):
+    """Grouped records, as a model of records is read here."""
+
+    function: GroupedTerms
+    data: RandomEffects
+    dim: int
+
+
+class Contributions(NamedTuple):
+    """What each record adds to a release: gradients (n, d) and Hessians (n, d, d)."""
+
+    gradient: np.ndarray
+    hessian: np.ndarray
+
+    def divided(self, units: np.ndarray) -> Contributions:
+        """In these units of the coordinates."""
+        return Contributions(self.gradient / units, self.hessian / np.outer(units, units))
+
+
+class ModelDisclosure(DisclosureControl):
+    """Disclosure control of records whose model is a program of one record."""
+
+    def __init__(self, study: Study, model: RecordModel | GroupedRecords, policy: Policy):
+        super().__init__(study, policy)
+        self._model = model
+
+    def check_start(self) -> None:
+        """Refuse a model to which few records contribute at the prior's mean, for studies that release no derivatives.
+
+        Raises `InputError`.
+        """
+        dim = self._model.dim
+        assert dim is not None
+        start = self._in_units([self._at(ReleasePlace(np.broadcast_to(self._mean, (dim,))))])
+        try:
+            self._check_release("at the prior's mean, ", start[0])
+        except RequestRefused as refused:
+            remedy = "Read the model (fedpdmc model show). If it is right, lower least_records or raise largest_share."
+            raise InputError("policy", str(refused), remedy) from refused
+
+    def _at(self, place: ReleasePlace) -> Contributions:
+        about, data = None if place.spread is None else jnp.asarray(place.spread), self._model.data
+        if place.bend is not None:
+            data = dataclasses.replace(data, bend=place.bend.numbers)
+        found = _contributions(self._model.function, jnp.asarray(place.x), about, data)
+        terms = Contributions(*map(np.asarray, found))
+        return terms if place.bend is None else terms.divided(place.bend.slopes(place.x))
+
+    def _in_units(self, every: list[Contributions]) -> list[Contributions]:
+        """In units of each coordinate by the curvature of a record."""
+        units = np.sqrt(np.mean(np.abs(np.diagonal(every[-1].hessian, axis1=1, axis2=2)), axis=0))
+        return [terms.divided(np.where(units > 0, units, 1.0)) for terms in every]
+
+    def _sizes(self, terms: Contributions):
+        gradient, hessian = np.sqrt(np.sum(terms.gradient**2, -1)), np.sqrt(np.sum(terms.hessian**2, (-2, -1)))
+        return terms.gradient.shape[1], gradient, hessian, np.diagonal(terms.hessian, axis1=1, axis2=2)
+
+    def _shares(self, terms: Contributions, noise: np.ndarray) -> tuple[float, float]:
+        values, vectors = np.linalg.eigh(terms.hessian)
+        roots = np.sqrt(np.abs(values))[:, :, None] * np.swapaxes(vectors, -1, -2)
+        gradient = share_of_leverage(float(np.max(leverages(terms.gradient[:, None], noise[0]))))
+        return gradient, float(np.max(leverages(roots, np.sqrt(noise[1]))))
+
+    def _combined_shares(self, every: list[Contributions], noise: np.ndarray) -> dict[str, float]:
+        found = {}
+        for order, what in enumerate(Contributions._fields):
+            sums = np.stack([getattr(terms, what).reshape(len(terms.gradient), -1) for terms in every], -1)
+            found[what] = share_of_leverage(float(np.max(leverages(sums, noise[:, order]))))
+        return found
+
+
+@eqx.filter_jit
+def _contributions(function: Any, x, spread, data):
+    """Gradients and Hessians of all records, or means as `Potential.averaged` has them; of a `RecordSum`."""
+
+    def terms(x):
+        return function.terms(x, data)
+
+    def both(x):
+        return jax.jacfwd(terms)(x), jax.jacfwd(jax.jacfwd(terms))(x)
+
+    if spread is None:
+        return both(x)
+
+    def add(total, node):
+        return tuple(a + node[1] * b for a, b in zip(total, both(x + spread @ node[0]), strict=True)), None
+
+    start = tuple(jnp.zeros(part.shape) for part in jax.eval_shape(both, x))
+    return jax.lax.scan(add, start, tuple(jnp.asarray(part) for part in public_points(x.shape[0])))[0]

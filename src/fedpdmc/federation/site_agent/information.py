@@ -31,6 +31,7 @@ from scipy.special import betaln, ndtr
 
 from fedpdmc._jax.compilation import compiled
 from fedpdmc.clocks import Clock, LatentClock, follow
+from fedpdmc.errors import RequestRefused
 from fedpdmc.federation.derivative_rounding import surprise
 from fedpdmc.plan import Plan
 from fedpdmc.study.policy import MOST_BITS, PARTS_OF_TABLE, Policy
@@ -46,8 +47,10 @@ ANSWERED = -math.log2(1 - 2**-REFUSED)  # of plans that were not
 MARGIN = 1.5  # a plan is refused if so many times its expected bits do not fit
 TIME_PER_SAMPLE = 3.0  # process time of all chains for an effective sample, about
 LEAST_TIME = 21.0  # of each chain
-PARTS, POINTS = 16, 64  # the cost of a run is estimated from so many points of the reference in each part of its time
+PARTS = 16  # of a run's time, for which its cost is estimated one after the other
+POINTS = 64  # of the reference from which the cost of a part is estimated
 NO_LIMITS = math.inf, math.inf
+SPENT = "INFORMATION_SPENT"  # the code of a refusal
 
 
 def table_bits(records: int, rows: float) -> float:
@@ -63,18 +66,11 @@ def bit_limits(policy: Policy, records: int, values: Sequence[int], rows: int | 
     return tuple(usual if limit is None else limit for limit, usual in zip(given, defaults, strict=True))  # type: ignore
 
 
-class InformationSpent(Exception):
-    """An answer would carry more information than the site's policy allows."""
-
-    code = "INFORMATION_SPENT"
-
-
 class Information:
     """What the answers of a site carry, in bits, in this study and in others with the same records.
 
     Parameters
     ----------
-    records : int
     limits : (float, float)
         The most bits for each record, in this study and in all.
     before : (float, float)
@@ -132,7 +128,7 @@ class Information:
     def add_release(self, bits: float) -> None:
         """Charge a release before it leaves."""
         if bits > self.left:
-            raise InformationSpent(f"a release of {bits:.0f} bits, and {max(self.left, 0.0):.0f} are left")
+            raise RequestRefused(SPENT, f"a release of {bits:.0f} bits, and {max(self.left, 0.0):.0f} are left")
         self.releases += bits
         self._add(bits, "derivatives")
 
@@ -157,9 +153,10 @@ class Information:
         needed = nats / math.log(2)
         logger.info("the run is expected to carry %.0f bits, %.2g for each record", needed, needed / self.records)
         if needed > self.left:
-            raise InformationSpent(
+            raise RequestRefused(
+                SPENT,
                 f"the run is expected to carry {needed:.0f} bits, {needed / self.records:.2g} for each record, and "
-                f"{max(self.left, 0.0):.0f} are left"
+                f"{max(self.left, 0.0):.0f} are left",
             )
 
     def check_plans(self, horizon: np.ndarray) -> None:
@@ -167,7 +164,7 @@ class Information:
         each = min(horizon.sum() / self._time, np.count_nonzero(horizon) / self._answered) if self._time > 0 else 0.0
         expected = self.arrivals * each
         if MARGIN * expected > self.left or self.left <= 0:
-            raise InformationSpent(f"plans of about {expected:.0f} bits, and {max(self.left, 0.0):.0f} are left")
+            raise RequestRefused(SPENT, f"plans of about {expected:.0f} bits, and {max(self.left, 0.0):.0f} are left")
 
     def add_arrivals(
         self, clock: Clock, plan: tuple[np.ndarray, ...], time: np.ndarray, rang: np.ndarray, mark: np.ndarray, latents
@@ -205,7 +202,7 @@ class Information:
         level = logging.DEBUG if clock.dynamics.unit_speed else logging.INFO
         self._add(bits, f"plans of {len(chains)} chains with {int(rang[chains].sum())} arrivals", level)
         if self.left < 0:
-            raise InformationSpent(f"arrivals of {bits:.0f} bits, {-self.left:.0f} more than were left")
+            raise RequestRefused(SPENT, f"arrivals of {bits:.0f} bits, {-self.left:.0f} more than were left")
 
     def add_passes(self, passes: int) -> None:
         """Charge the number of passes over the records that a round took, by its difference from the last."""
@@ -308,9 +305,12 @@ def _states(clock: Clock, times, start, duration, velocity):
 
 SIZES = 0.005 * 2.0 ** np.arange(6)  # σ, standard deviations of third derivatives; those first that expect few events
 MOST_UNKNOWNS = 400  # of θ: third derivatives up to 11 parameters, second ones up to 26
-ROUNDED, PART = 0.006, 0.1  # standard deviation of b and B, and the part of σ that is added to it
-FOURTH, THIRD = 0.15, 0.35  # of what θ leaves out: over σ² |y|²; without third derivatives, over σ |y|²
-EVENTS, EXPOSURE = 1.0, 20.0  # of c before anything is known
+ROUNDED = 0.006  # standard deviation of b and B
+PART = 0.1  # of σ that is added to it
+FOURTH = 0.15  # standard deviation of what θ leaves out, over σ² |y|²
+THIRD = 0.35  # the same without third derivatives, over σ |y|²
+EVENTS = 1.0  # of c before anything is known
+EXPOSURE = 20.0  # of c before anything is known
 NEWTON = 2
 DIRECTIONS = 32  # drawn from the law of G for the law of a new velocity
 UNIFORM = 0.02  # weight of N(0, I) in the law of a new velocity
@@ -320,13 +320,8 @@ NEGLIGIBLE = 1e-4  # weight below which a size is given up
 class ArrivalPredictor:
     """Expected rates of events along directions, and laws of new velocities.
 
-    Parameters
-    ----------
-    dim : int
-    slope : (array of shape (d,), array of shape (d, d)), optional
-        ``b_0`` and ``B_0``; None if nothing was released.
-    about : (array of shape (d,), array of shape (d, d)), optional
-        m and C.
+    ``slope`` (array of shape (d,), array of shape (d, d)), optional: ``b_0`` and ``B_0``; None if nothing was released.
+    ``about`` (array of shape (d,), array of shape (d, d)), optional: m and C.
     """
 
     def __init__(self, dim: int, slope=None, about=None):

@@ -23,26 +23,25 @@ import numpy as np
 
 from fedpdmc._jax.by_numpy import once
 from fedpdmc.enclosures import Interval, continuity, enclose
-from fedpdmc.errors import FedPDMCError, InputError
+from fedpdmc.errors import FedPDMCError, InputError, RequestRefused
 from fedpdmc.federation.dry_run import records_of
-from fedpdmc.federation.site_agent.derivative_disclosure import DisclosureRefused, ReleasePlace, grid
-from fedpdmc.federation.site_agent.record_contributions import ModelDisclosure
+from fedpdmc.federation.site_agent.derivative_disclosure import ModelDisclosure, ReleasePlace, grid
 from fedpdmc.models.model_file.records import CONSTANTS, DESIGN
 from fedpdmc.potentials.base import public_points
 from fedpdmc.study import Policy, Study, parse_study
 
-# Seconds of work and bytes of address space that a trial may take.
-MOST_SECONDS, MOST_BYTES = 60, 16 * 2**30
-# Parts into which a column's range is cut, the largest share of one of them, and public points of the parameters.
-PARTS, MOST_SHARE, POINTS = 64, 0.75, 4
-# Public records for each of a policy's least_records, as many as a site should have.
-TIMES = 5
-# Of each of these parts, the pieces that are enclosed at a time; and the public records whose other columns are taken.
-CUT, OTHERS = 2, 3
-# Pieces of plans that are checked: their first length, how often they are halved, and how many are checked together.
-PIECE, HALVINGS, TOGETHER = 0.2, 8, 256
-# How far the points are from the prior's mean, in the effect of a column on a predictor.
-EFFECT = 2.0
+MOST_SECONDS = 60  # of work that a trial may take
+MOST_BYTES = 16 * 2**30  # of address space that a trial may take
+PARTS = 64  # into which a column's range is cut
+MOST_SHARE = 0.75  # of one of these parts
+POINTS = 4  # public points of the parameters
+TIMES = 5  # public records for each of a policy's least_records, as many as a site should have
+CUT = 2  # pieces of each part that are enclosed at a time
+OTHERS = 3  # public records whose other columns are taken
+PIECE = 0.2  # first length of a piece of a plan that is checked
+HALVINGS = 8  # of such a piece, at most
+TOGETHER = 256  # pieces that are checked together
+EFFECT = 2.0  # how far the points are from the prior's mean, in the effect of a column on a predictor
 
 
 def try_model_file(study: Study, site: str, policy: Policy) -> None:
@@ -141,17 +140,17 @@ class RangeShares:
         return f"{part} {found.max():.3g} of the {of} by {self._study.names[int(name)]!r}: it may be a person"
 
     def check_release(self, place: ReleasePlace) -> None:
-        """Raise `DisclosureRefused` for a point, or a Gaussian, at which a narrow part has too large a share."""
+        """Raise `RequestRefused` for a point, or a Gaussian, at which a narrow part has too large a share."""
         nodes, weights = np.zeros((1, len(place.x))), np.ones(1)
         if place.spread is not None:
             nodes, weights = (np.asarray(x) for x in public_points(len(place.x)))
             nodes = nodes @ place.spread.T
         for of in self._at:
             if found := self._find(of, place.x + nodes, weights):
-                raise DisclosureRefused("NARROW_PART", found)
+                raise RequestRefused("NARROW_PART", found)
 
     def check_plans(self, plans: Any, center: np.ndarray, scale: np.ndarray, rotating: bool) -> None:
-        """Raise `DisclosureRefused` if a narrow part may have too large a share anywhere along plans.
+        """Raise `RequestRefused` if a narrow part may have too large a share anywhere along plans.
 
         About the middle m of a piece of half-length h no coordinate of ``x = c + S (a cos t + v sin t)`` is further than
         ``h √((S a)² + (S v)²)`` from ``x(m)``, and on lines ``h |S v|``. Pieces that are not proved are halved.
@@ -179,9 +178,7 @@ class RangeShares:
             pieces = [(a, v, t + side * h / 2, h / 2) for a, v, t, h in left for side in (-1, 1)]
             if not pieces:
                 return
-        raise DisclosureRefused(
-            "NARROW_PART", f"a plan on which one part in {PARTS} of a column's range may be a person"
-        )
+        raise RequestRefused("NARROW_PART", f"a plan on which one part in {PARTS} of a column's range may be a person")
 
 
 def _shares(largest: np.ndarray, total: np.ndarray) -> np.ndarray:

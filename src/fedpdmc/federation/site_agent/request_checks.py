@@ -11,11 +11,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fedpdmc.errors import BudgetSpent, InputError, LedgerError, NotFinite, PrivacyError, Refused
+from fedpdmc.errors import BudgetSpent, InputError, LedgerError, NotFinite, PrivacyError, Refused, RequestRefused
 from fedpdmc.federation import messages
-from fedpdmc.federation.codecs import MOST_BYTES
-from fedpdmc.federation.site_agent.derivative_disclosure import DisclosureRefused
-from fedpdmc.federation.site_agent.information import InformationSpent
+from fedpdmc.federation.messages import MOST_BYTES
 from fedpdmc.study.contract import Study
 from fedpdmc.whitening import VB, moderate
 
@@ -30,15 +28,13 @@ DECLINED = ("FEW_RECORDS", "TOO_FAR", "TOO_WIDE")
 # Openings that may be refused, each of which counts as a point: by many of them the width of a site's own posterior could be
 # measured.
 SPARE = 4
-# The largest coordinate and speed of a plan.
-FARTHEST = 1e12
+FARTHEST = 1e12  # the largest coordinate and speed of a plan
 
 
-class RequestRefused(Exception):
-    """A refused request, with its code and, for errors in one chain, the chain counted from one."""
-
-    def __init__(self, code: str, chain: int = 0):
-        self.code, self.chain = code, chain
+def refuse_if(wrong: object, code: str) -> None:
+    """Refuse a request for this reason, if it applies."""
+    if wrong:
+        raise RequestRefused(code)
 
 
 def failed_disk(refused: RequestRefused) -> OSError | None:
@@ -61,49 +57,23 @@ def refusing_privacy_errors() -> Iterator[None]:
     try:
         yield
     except NotFinite as error:
-        raise RequestRefused("NOT_FINITE", error.chain + 1) from error
+        raise RequestRefused("NOT_FINITE", chain=error.chain + 1) from error
     except (InputError, PrivacyError, Refused) as error:
         logger.error("%s", error)
         usual = next((code for kind, code in CODES.items() if isinstance(error, kind)), "")
         raise RequestRefused(getattr(error, "code", usual)) from error
 
 
-@contextlib.contextmanager
-def refusing_disclosure() -> Iterator[None]:
-    """Turn errors of disclosure control, and the end of the account, into refusals. Details go to the site's own log."""
-    try:
-        yield
-    except (DisclosureRefused, InformationSpent) as error:
-        logger.error("not answered: %s", error)
-        raise RequestRefused(error.code) from error
-
-
 @dataclass
 class Progress:
-    """The progress of a run at a site.
+    """The progress of a run at a site."""
 
-    Attributes
-    ----------
-    summed : bool
-        Whether derivatives are released as sums only.
-    unit_speed : bool
-        Whether velocities are 1 or −1.
-    agreed : bool
-        Whether the sites have agreed on the masks of the sums.
-    points : int
-        Points at which derivatives were released or declined.
-    shape : (int, int, int) or None
-        Chains, segments and coordinates of plans; None before the opening.
-    next : (chains,)
-        The smallest unused plan number of each chain.
-    observed_time : float
-    """
-
-    summed: bool
-    unit_speed: bool
-    agreed: bool = False
-    points: int = 0
-    shape: tuple[int, int, int] | None = None
+    summed: bool  # whether derivatives are released as sums only
+    unit_speed: bool  # whether velocities are 1 or −1
+    agreed: bool = False  # whether the sites have agreed on the masks of the sums
+    points: int = 0  # points at which derivatives were released or declined
+    shape: tuple[int, int, int] | None = None  # chains, segments and coordinates of plans; None before the opening
+    # The smallest unused plan number of each chain.
     next: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     observed_time: float = 0.0
 
@@ -113,10 +83,8 @@ def check(study: Study, message: messages.Message, so_far: Progress, again: bool
     if message.sequence > study.rounds:  # type: ignore[attr-defined]
         raise RequestRefused("TOO_MANY_ROUNDS")
     if isinstance(message, (messages.Offer, messages.Agree)):
-        if not so_far.summed:
-            raise RequestRefused("DERIVATIVES_NOT_ALLOWED")
-        if so_far.agreed:
-            raise RequestRefused("ALREADY_AGREED")
+        refuse_if(not so_far.summed, "DERIVATIVES_NOT_ALLOWED")
+        refuse_if(so_far.agreed, "ALREADY_AGREED")
     elif isinstance(message, messages.Reveal) and not study.sites_plan:
         raise RequestRefused("NOT_IN_CONTRACT")
     elif isinstance(message, messages.Derive):
@@ -128,49 +96,34 @@ def check(study: Study, message: messages.Message, so_far: Progress, again: bool
 
 
 def _derive(study: Study, message: messages.Derive, so_far: Progress, again: bool) -> None:
-    if study.derivatives == "none":
-        raise RequestRefused("DERIVATIVES_NOT_ALLOWED")
-    if so_far.shape is not None:
-        raise RequestRefused("ALREADY_OPEN")
-    if message.x.shape != (len(study.names),):
-        raise RequestRefused("WRONG_SHAPE")
-    if message.about is not None and (study.reference != VB or study.one_shot):
-        raise RequestRefused("NOT_IN_CONTRACT")
+    refuse_if(study.derivatives == "none", "DERIVATIVES_NOT_ALLOWED")
+    refuse_if(so_far.shape is not None, "ALREADY_OPEN")
+    refuse_if(message.x.shape != (len(study.names),), "WRONG_SHAPE")
+    refuse_if(message.about is not None and (study.reference != VB or study.one_shot), "NOT_IN_CONTRACT")
     _bend(study, message.bend)
-    if not again and so_far.points >= study.most_derivatives:
-        raise RequestRefused("TOO_MANY_DERIVATIVES")
-    if so_far.summed and not so_far.agreed:
-        raise RequestRefused("NOT_AGREED")
+    refuse_if(not again and so_far.points >= study.most_derivatives, "TOO_MANY_DERIVATIVES")
+    refuse_if(so_far.summed and not so_far.agreed, "NOT_AGREED")
 
 
 def _open(study: Study, message: messages.Open, so_far: Progress) -> None:
-    if study.one_shot:
-        raise RequestRefused("NOT_IN_CONTRACT")
+    refuse_if(study.one_shot, "NOT_IN_CONTRACT")
     dim, order = len(study.names), {"none": 0, "linear": 1, "quadratic": 2}[study.control]
-    if so_far.shape is not None:
-        raise RequestRefused("ALREADY_OPEN")
-    if so_far.points >= study.most_derivatives + SPARE:
-        raise RequestRefused("TOO_MANY_DERIVATIVES")
-    if message.center.shape != (dim,) or message.chains != study.chains:
-        raise RequestRefused("WRONG_SHAPE")
-    if len(message.turns) and not study.dynamics().turns:
-        raise RequestRefused("NOT_IN_CONTRACT")
+    refuse_if(so_far.shape is not None, "ALREADY_OPEN")
+    refuse_if(so_far.points >= study.most_derivatives + SPARE, "TOO_MANY_DERIVATIVES")
+    refuse_if(message.center.shape != (dim,) or message.chains != study.chains, "WRONG_SHAPE")
+    refuse_if(len(message.turns) and not study.dynamics().turns, "NOT_IN_CONTRACT")
     _bend(study, message.bend)
     own = bool(order) and not message.linear.size
-    if message.order != order or own != bool(order and so_far.summed):
-        raise RequestRefused("NOT_IN_CONTRACT")
+    refuse_if(message.order != order or own != bool(order and so_far.summed), "NOT_IN_CONTRACT")
     # The site allocates plans of this size: no larger than a message can carry.
     numbers = message.chains * message.segments * (dim + 1)
-    if not 1 <= message.segments <= MOST_SEGMENTS or 8 * numbers > MOST_BYTES:
-        raise RequestRefused("NOT_IN_CONTRACT")
+    refuse_if(not 1 <= message.segments <= MOST_SEGMENTS or 8 * numbers > MOST_BYTES, "NOT_IN_CONTRACT")
     plain = np.array_equal(message.scale, np.ones(dim)) and not message.center.any()
-    if study.reference == "none" and not plain:
-        raise RequestRefused("NOT_IN_CONTRACT")
+    refuse_if(study.reference == "none" and not plain, "NOT_IN_CONTRACT")
     # The condition number of a dense matrix, or the ratio of entries of a diagonal one.
     size = np.abs(message.scale)
     narrow = message.scale.ndim == 1 and not size.min() > 1e-14 * size.max()
-    if narrow or message.scale.ndim == 2 and not np.linalg.cond(message.scale) <= 1e14:
-        raise RequestRefused("SINGULAR_REFERENCE")
+    refuse_if(narrow or message.scale.ndim == 2 and not np.linalg.cond(message.scale) <= 1e14, "SINGULAR_REFERENCE")
 
 
 def _bend(study: Study, numbers: np.ndarray) -> None:
@@ -179,10 +132,8 @@ def _bend(study: Study, numbers: np.ndarray) -> None:
         return
     if study.effects is None or study.reference != VB:
         raise RequestRefused("NOT_IN_CONTRACT")
-    if numbers.shape[1] != len(study.effects.spreads(len(study.names))):
-        raise RequestRefused("WRONG_SHAPE")
-    if not moderate(numbers):
-        raise RequestRefused("UNUSUAL_BEND")
+    refuse_if(numbers.shape[1] != len(study.effects.spreads(len(study.names))), "WRONG_SHAPE")
+    refuse_if(not moderate(numbers), "UNUSUAL_BEND")
 
 
 def _plans(study: Study, message: messages.Plans, so_far: Progress) -> None:
@@ -190,20 +141,14 @@ def _plans(study: Study, message: messages.Plans, so_far: Progress) -> None:
         raise RequestRefused("NOT_OPEN")
     chains, segments, dim = so_far.shape
     chain, (rows, longest, own) = message.chain, message.velocity.shape
-    if not rows or chain[-1] >= chains or not 0 < longest <= segments or own != dim:
-        raise RequestRefused("WRONG_SHAPE")
+    refuse_if(not rows or chain[-1] >= chains or not 0 < longest <= segments or own != dim, "WRONG_SHAPE")
     # A plan number is used once: two plans with the same random numbers would reveal more than two arrivals.
-    if (message.number < so_far.next[chain]).any() or (message.number >= 2**31).any():
-        raise RequestRefused("PLAN_NUMBER_USED")
+    refuse_if((message.number < so_far.next[chain]).any() or (message.number >= 2**31).any(), "PLAN_NUMBER_USED")
     if so_far.unit_speed:
         used = message.duration > 0
-        if (np.abs(np.abs(message.velocity[used]) - 1) > SPEED).any():
-            raise RequestRefused("NOT_UNIT_SPEED")
+        refuse_if((np.abs(np.abs(message.velocity[used]) - 1) > SPEED).any(), "NOT_UNIT_SPEED")
     # No sampler gets this far out in useful coordinates: this is an error or an attack.
-    if max(np.max(np.abs(x), initial=0.0) for x in (message.start, message.velocity)) > FARTHEST:
-        raise RequestRefused("PLAN_TOO_FAR")
+    refuse_if(max(np.max(np.abs(x), initial=0.0) for x in (message.start, message.velocity)) > FARTHEST, "PLAN_TOO_FAR")
     most = study.observed_time * (1 + ROUNDING)
-    if message.duration.sum() > most:
-        raise RequestRefused("HORIZON_TOO_LONG")
-    if so_far.observed_time >= most:
-        raise RequestRefused("OBSERVED_TIME_SPENT")
+    refuse_if(message.duration.sum() > most, "HORIZON_TOO_LONG")
+    refuse_if(so_far.observed_time >= most, "OBSERVED_TIME_SPENT")

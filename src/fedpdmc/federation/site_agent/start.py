@@ -14,14 +14,13 @@ from fedpdmc._jax.precision import double_precision
 from fedpdmc.certificates import Credentials
 from fedpdmc.errors import InputError
 from fedpdmc.federation.joint_plans import OwnPlans
+from fedpdmc.federation.masking import SecureSumParty
 from fedpdmc.federation.site_agent.agent import Agent
-from fedpdmc.federation.site_agent.audit_log import AuditLog
+from fedpdmc.federation.site_agent.audit_log import AuditLog, refuse_links, site_seed, sum_secret
 from fedpdmc.federation.site_agent.computation import MOST_SECONDS, Computation
+from fedpdmc.federation.site_agent.derivative_disclosure import disclosure_control
 from fedpdmc.federation.site_agent.information import NO_LIMITS, Information, bit_limits
 from fedpdmc.federation.site_agent.model_trial import RangeShares, try_model_file
-from fedpdmc.federation.site_agent.record_contributions import disclosure_control
-from fedpdmc.federation.site_agent.secrets import refuse_links, site_seed, sum_secret
-from fedpdmc.federation.site_agent.secure_sum import SecureSumParty
 from fedpdmc.federation.site_agent.trust_region import TrustRegion
 from fedpdmc.members.site import Site
 from fedpdmc.privacy.budget import default_path
@@ -53,13 +52,10 @@ def open_agent(
 
     Parameters
     ----------
-    study : Study
-    name : str
     source, query
         As `fedpdmc.study.read_records` takes them; or the records themselves, as `site_records` gives them.
     store : path
         The folder of the site's log and seed.
-    policy : Policy, optional
     seed : int, optional
         The site's own secret; from the operating system if None.
     run_seed : int, optional
@@ -80,11 +76,8 @@ def open_agent(
     if policy is not None and study.epsilon is None:
         logger.warning("no privacy budget: the operator of the coordinator can reconstruct the records")
     if study.epsilon is not None and seed is not None and not seeded_for_tests:
-        raise InputError(
-            "seed",
-            "one for a site with a privacy budget",
-            "Omit it: the operating system provides randomness. For tests only: seeded_for_tests (not private).",
-        )
+        remedy = "Omit it: the operating system provides randomness. For tests only: seeded_for_tests (not private)."
+        raise InputError("seed", "one for a site with a privacy budget", remedy)
     terms = {"dataset": dataset, "seeded_for_tests": seeded_for_tests}
     terms |= {} if policy is None else policy.budget_terms(study)
     budget = study.budget(ledger, name, **terms)

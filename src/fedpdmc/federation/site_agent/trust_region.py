@@ -22,17 +22,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedpdmc.errors import RequestRefused
 from fedpdmc.federation import messages
 from fedpdmc.federation.derivative_rounding import Release
-from fedpdmc.federation.site_agent.derivative_disclosure import DisclosureRefused, ReleasePlace
+from fedpdmc.federation.site_agent.derivative_disclosure import ReleasePlace, prior_distance
 from fedpdmc.whitening import Bend
 
 if TYPE_CHECKING:
     from fedpdmc.study.contract import Study
     from fedpdmc.study.policy import Policy
 
-# The largest eigenvalue of SᵀHS: one, up to the grid of releases; more if other sites' curvature may be negative.
-WIDEST, WIDEST_NOT_CONVEX = 1.2, 100.0
+WIDEST = 1.2  # the largest eigenvalue of SᵀHS: one, up to the grid of releases
+WIDEST_NOT_CONVEX = 100.0  # the same if other sites' curvature may be negative
 # The same for a spread, which was made from derivatives at another point. Searches reach up to 1.1 on usual records.
 WIDEST_SPREAD = 4.0
 # The least part κ of the released curvature that a control variate may have: variances are at most 10 % larger.
@@ -40,24 +41,15 @@ LEAST_KEPT = 0.909
 MOST_WIDE = 8  # directions in which a reference may be as wide as the tails
 # The largest eigenvalue of SᵀWWᵀS: variances are at most nine times as large as the released curvature says.
 WIDEST_TAIL = 8.0 * (1 + 1e-6)
-# Relative difference of two quadratics that are equal up to rounding.
-SAME = 1e-9
-# The centre may differ from the last point by the remaining step of the search for the mode.
-LAST_STEP = 3.0
-# Largest distance of plans: in standard deviations, a constant and a part per root of the dimension; and a factor of the
-# policy's ``farthest``.
-REACH, REACH_PER_ROOT, BEYOND = 10.0, 3.0, 2.0
+SAME = 1e-9  # relative difference of two quadratics that are equal up to rounding
+LAST_STEP = 3.0  # the centre may differ from the last point by the remaining step of the search for the mode
+REACH = 10.0  # largest distance of plans in standard deviations, a constant part
+REACH_PER_ROOT = 3.0  # the part for each root of the dimension
+BEYOND = 2.0  # largest distance of plans, as a factor of the policy's ``farthest``
 
 
 class TrustRegion:
-    """The coordinates in which a site answers plans, and how far out.
-
-    Parameters
-    ----------
-    study : Study
-    site : str
-    policy : Policy
-    """
+    """The coordinates in which a site answers plans, and how far out."""
 
     def __init__(self, study: Study, site: str, policy: Policy):
         self._study, self._farthest = study, BEYOND * policy.farthest
@@ -71,31 +63,28 @@ class TrustRegion:
         return plain and study.family != "student_t" and not study.unknown_scale
 
     def check_spread(self, spread: np.ndarray, hessian: np.ndarray, bend: Bend | None) -> None:
-        """Raise `DisclosureRefused` for a Gaussian wider than the site's records allow, given their mean Hessian over it."""
+        """Raise `RequestRefused` for a Gaussian wider than the site's records allow, given their mean Hessian over it."""
         widest = _widest(spread, hessian, bend)
         if not widest <= (WIDEST_SPREAD if self._convex else WIDEST_NOT_CONVEX):
-            raise DisclosureRefused(
-                "TOO_WIDE", f"a spread {np.sqrt(max(widest, 0)):.3g} times as wide as this site's records allow"
-            )
+            words = f"a spread {np.sqrt(max(widest, 0)):.3g} times as wide as this site's records allow"
+            raise RequestRefused("TOO_WIDE", words)
 
-    def check_opening(self, message: messages.Open, place: ReleasePlace | None, told: Release | None) -> None:
-        """Raise `DisclosureRefused` unless the reference belongs to the last release, at this place."""
-        if place is None or told is None or (message.order and not np.array_equal(message.point, place.x)):
-            raise DisclosureRefused("NOT_TOLD", "a control variate at a point other than the last release")
-        gradient, hessian = told.gradient, told.hessian
+    def check_opening(self, message: messages.Open, place: ReleasePlace | None, release: Release | None) -> None:
+        """Raise `RequestRefused` unless the reference belongs to the last release, at this place."""
+        if place is None or release is None or (message.order and not np.array_equal(message.point, place.x)):
+            raise RequestRefused("NOT_TOLD", "a control variate at a point other than the last release")
+        gradient, hessian = release.gradient, release.hessian
         point, bend = place.x, np.zeros((0, 0)) if place.bend is None else np.asarray(place.bend.numbers)
         if not np.array_equal(message.bend, bend):
-            raise DisclosureRefused("NOT_TOLD", "a bend other than that of the last release")
+            raise RequestRefused("NOT_TOLD", "a bend other than that of the last release")
         if not LEAST_KEPT <= message.kept <= 1.0:
-            raise DisclosureRefused("NOT_TOLD", f"a control variate with {message.kept:.3g} of the released curvature")
+            raise RequestRefused("NOT_TOLD", f"a control variate with {message.kept:.3g} of the released curvature")
         scale = message.scale if message.scale.ndim == 2 else np.diag(message.scale)
         wide = message.wide @ message.wide.T if message.wide.size else np.zeros_like(hessian)
         if message.wide.size and not (
             message.wide.shape[1] <= MOST_WIDE and _curvature(scale, wide) <= WIDEST_TAIL and place.bend is None
         ):
-            raise DisclosureRefused(
-                "TOO_WIDE", "a reference that is widened in more directions, or by more, than allowed"
-            )
+            raise RequestRefused("TOO_WIDE", "a reference that is widened in more directions, or by more, than allowed")
         if message.order and message.linear.size:
             own = message.kept * hessian if message.order == 2 else np.zeros_like(hessian)
             less = wide / len(self._study.sites)
@@ -103,21 +92,20 @@ class TrustRegion:
             size = np.abs(gradient).max() + np.abs(hessian).max() * (1 + np.abs(point).max())
             off = max(np.abs(message.precision - own + less).max(), np.abs(message.linear - linear).max())
             if not off <= SAME * size:
-                raise DisclosureRefused("NOT_TOLD", "a control variate that differs from the released derivatives")
+                raise RequestRefused("NOT_TOLD", "a control variate that differs from the released derivatives")
         widest = _widest(scale, message.kept * hessian - wide, place.bend)
         most = WIDEST if self._convex else WIDEST_NOT_CONVEX
         step = np.linalg.solve(scale, message.center - point)
         if not widest <= most or not float(np.sqrt(step @ step)) <= LAST_STEP:
-            raise DisclosureRefused(
-                "TOO_WIDE", f"a reference {np.sqrt(max(widest, 0)):.3g} times as wide as this site's records allow"
-            )
+            words = f"a reference {np.sqrt(max(widest, 0)):.3g} times as wide as this site's records allow"
+            raise RequestRefused("TOO_WIDE", words)
 
     def opened(self, message: messages.Open, bend: Bend | None) -> None:
         """Store the reference of the run."""
         self.reference = message.center, message.scale, bend
 
     def check_plans(self, message: messages.Plans) -> None:
-        """Raise `DisclosureRefused` for plans that begin too far out."""
+        """Raise `RequestRefused` for plans that begin too far out."""
         assert self.reference is not None
         center, scale, bend = self.reference
         start, dim = message.start, len(center)
@@ -126,9 +114,8 @@ class TrustRegion:
             if self._study.dynamics().flow.rotating:
                 square = square + np.max(np.sum(message.velocity**2, -1), -1, initial=0.0)
             if not np.all(square <= (REACH + REACH_PER_ROOT * np.sqrt(dim)) ** 2):
-                raise DisclosureRefused(
-                    "TOO_FAR", f"a plan {np.sqrt(square.max()):.3g} standard deviations from the reference"
-                )
+                words = f"a plan {np.sqrt(square.max()):.3g} standard deviations from the reference"
+                raise RequestRefused("TOO_FAR", words)
         place = self._study.prior_place
         if place is None:
             return
@@ -139,10 +126,9 @@ class TrustRegion:
             # The only coordinates that grow faster than the path: limited all along it. A low spread discloses nothing.
             index = list(bend.index)
             x[:, index] = np.maximum(_highest(message, center, scale, bend), mean[index])
-        centers = [mean] if self._study.guess is None else [mean, self._study.guess]
-        distance = min(float(np.max(np.abs(x - c) / sd)) for c in centers)
+        distance = prior_distance(x, mean, sd, self._study.guess)
         if not distance <= self._farthest:
-            raise DisclosureRefused(
+            raise RequestRefused(
                 "TOO_FAR",
                 f"a plan {distance:.3g} of the prior's standard deviations from its mean; the policy has farthest = "
                 f"{self._farthest / BEYOND:g}, which plans may exceed {BEYOND:g} times",
