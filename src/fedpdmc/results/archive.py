@@ -40,7 +40,7 @@ def save(post: Posterior, path: Path, state: bool = True) -> None:
         )
     # Written next to its place and then renamed: a process that is killed while saving leaves the previous folder.
     draft, before = (path.with_name(f".{path.name}.{word}") for word in ("new", "old"))
-    _write(post, draft, post.run_state if state else None)
+    _write(post, draft, post.run.state() if state and post.run is not None else None)
     manifest.write(draft)
     shutil.rmtree(before, ignore_errors=True)
     if path.exists():
@@ -123,7 +123,14 @@ def _read(group, stored: list[str]) -> tuple[Posterior, RunState | None]:
     reference = Reference(center, scale, bend=Bend.unpacked(arrays))
     counts = {name: arrays[name] for name in COUNTS if name in arrays}
     counts |= {name: attrs[name] for name in ("rounds", "certified", "privacy")}
-    store = _read_store(dynamics, arrays, attrs)
+    (begin, end), flow = (float(x) for x in attrs["span"]), dynamics.flow
+    if attrs["keep"] == "skeleton":
+        begun = -float(attrs["settings"]["burn_in"]) if dynamics.turns else None
+        skeleton = Skeleton.read(arrays["offsets"], arrays["knots"], arrays["velocities"], begin, end)
+        store: Store = SkeletonStore(flow, skeleton, begun)
+    else:
+        moments = Moments(float(arrays["time"][0]), arrays["first"], arrays["second"], arrays["pivot"])
+        store = DrawStore(flow, moments, arrays["draws"], begin, end, float(arrays["spacing"][0]))
     variables, kept = None, attrs.get("variables", [])
     if kept:
         origins = {name: arrays[ORIGINS + name] for name in kept if ORIGINS + name in arrays}
@@ -134,15 +141,11 @@ def _read(group, stored: list[str]) -> tuple[Posterior, RunState | None]:
     if not np.isfinite([float(settings["duration"]), float(settings["burn_in"])]).all() or "reference" not in settings:
         raise ValueError("settings that are not those of a run")
     post = Posterior(store, reference, dynamics, names, counts, settings, None, variables, origin)
-    return post, _read_state(arrays, attrs)
-
-
-def _read_state(arrays: dict[str, np.ndarray], attrs: dict[str, Any]) -> RunState | None:
-    """The state of the run, whole or not at all."""
-    kept = attrs.get("run", {"arrays": [""]})
-    if any(RUN + name not in arrays for name in kept["arrays"]):
-        return None
-    return RunState(kept["facts"], {name: arrays[RUN + name] for name in kept["arrays"]})
+    # The state of the run, whole or not at all.
+    run = attrs.get("run", {"arrays": [""]})
+    if any(RUN + name not in arrays for name in run["arrays"]):
+        return post, None
+    return post, RunState(run["facts"], {name: arrays[RUN + name] for name in run["arrays"]})
 
 
 def _store_arrays(store: Store) -> dict[str, np.ndarray]:
@@ -159,13 +162,3 @@ def _store_arrays(store: Store) -> dict[str, np.ndarray]:
         "pivot": moments.pivot,
         "spacing": np.asarray([store.spacing]),
     }
-
-
-def _read_store(dynamics: Dynamics, arrays: dict[str, np.ndarray], attrs: dict[str, Any]) -> Store:
-    (begin, end), flow = (float(x) for x in attrs["span"]), dynamics.flow
-    if attrs["keep"] == "skeleton":
-        origin = -float(attrs["settings"]["burn_in"]) if dynamics.turns else None
-        skeleton = Skeleton.read(arrays["offsets"], arrays["knots"], arrays["velocities"], begin, end)
-        return SkeletonStore(flow, skeleton, origin)
-    moments = Moments(float(arrays["time"][0]), arrays["first"], arrays["second"], arrays["pivot"])
-    return DrawStore.of(flow, moments, arrays["draws"], begin, end, float(arrays["spacing"][0]))

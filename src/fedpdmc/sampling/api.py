@@ -142,7 +142,9 @@ def sample(
             prior, described["prior"] = sites.prior, list(sites.prior_lines)
     if method not in (None, "exact", PRIVATE_LAPLACE):
         raise InputError("method", repr(method), f"Give None, 'exact' or {PRIVATE_LAPLACE!r}.")
-    if method == PRIVATE_LAPLACE or (method is None and dynamics is None and _budgeted(sites)):
+    members = [sites] if isinstance(sites, Site) else sites if isinstance(sites, (list, tuple)) else []
+    budgeted = any(getattr(site, "budget", None) is not None for site in members)
+    if method == PRIVATE_LAPLACE or (method is None and dynamics is None and budgeted):
         settings = {"dynamics": dynamics, "reference": reference, "control": control, "chains": chains, "duration": duration,
                 "ess": ess, "burn_in": burn_in, "init": init}  # fmt: skip
         _refuse_settings(
@@ -151,17 +153,15 @@ def sample(
         return private_laplace(sites, prior, names, seed)
     check_length(duration, ess)
     if isinstance(sites, StudyConnection):
+        where = "For a study it is said {}: leave it out here.".format
         settings = {"prior": prior, "dynamics": dynamics, "reference": reference, "control": control, "chains": chains,
-                "burn_in": burn_in, "init": init, "seed": seed, "names": names, "constraints": constraints,
-                "bounce": bounce}  # fmt: skip
-        for name, value in settings.items():
-            if value is not None:
-                where = "to connect()" if name == "seed" else "in the contract"
-                raise InputError(name, repr(value), f"For a study it is said {where}: leave it out here.")
+                "burn_in": burn_in, "init": init, "names": names, "constraints": constraints, "bounce": bounce}  # fmt: skip
+        _refuse_settings(settings, where("in the contract"))
+        _refuse_settings({"seed": seed}, where("to connect()"))
         return sites.sample(ess=ess, duration=duration, keep=keep, progress=progress)
     if duration is None and ess is None:
         ess = DEFAULT_ESS
-    wanted = Settings(
+    settings = Settings(
         sites=sites, prior=prior, prior_at=prior_at, dynamics=dynamics, reference=reference, control=control,
         chains=chains, duration=duration, ess=ess, burn_in=burn_in, init=init, seed=seed, bounds=bounds, keep=keep,
         names=names, constraints=constraints, bounce=bounce,
@@ -169,19 +169,13 @@ def sample(
     show_prior(progress, described["prior"])
     with showing(progress):
         with Uncollected():
-            chosen = replace_if_unsuited(choose(wanted))
+            chosen = replace_if_unsuited(choose(settings))
             sampler = Sampler(chosen, chosen.burn_in(burn_in, duration), keep)
             sampler.described = described
         sampler.check_budget(0.0 if duration is None else float(duration))
         if sampler.burn_in_time > 0:
             sampler = sampler.burn_in(progress, duration, ess)
         return sampler.to_length(duration, ess, progress)
-
-
-def _budgeted(sites: Any) -> bool:
-    """Whether one of the sites has a privacy budget."""
-    members = [sites] if isinstance(sites, Site) else sites
-    return isinstance(members, (list, tuple)) and any(getattr(site, "budget", None) is not None for site in members)
 
 
 def _refuse_settings(settings: dict[str, Any], remedy: str) -> None:

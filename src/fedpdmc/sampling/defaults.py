@@ -42,9 +42,7 @@ from fedpdmc.whitening import LAPLACE, VB, Reference
 # The few-rounds method takes as many chains as reach the effective samples asked for in about twenty units of time: rounds
 # are those of the slowest chain. Where a budget pays for the burn-in of every chain, there are half as many.
 CHAINS, LEAST_CHAINS, MOST_CHAINS = 64, 16, 2048
-SAMPLES_PER_CHAIN, USUAL_ESS = 8, 1000.0
-# Process time of all chains up to the usual effective sample size.
-USUAL_CHAIN_TIME = 4000.0
+SAMPLES_PER_CHAIN = 8
 # Segments of a plan: enough refreshments to last until a site's event where those are rare, else few. Their rate falls like
 # one over the root of the records; with many chains blocks are short, and plans reach to their end anyway.
 SEGMENTS_FEW_EVENTS, SEGMENTS_MANY_EVENTS = 64, 1
@@ -104,8 +102,6 @@ class Method:
         What was chosen in their place, and why.
     first_plan : int
         Number of the first plan.
-    chain_time : float
-        Approximate process time of all chains together.
     constraints : pair of arrays, optional
         ``(A, b)``: parameters are limited to ``A x ≤ b``.
     wide_starts : bool
@@ -137,7 +133,6 @@ class Method:
     chosen: str = ""
     first_plan: int = 0
     site_event_rate: float | None = None
-    chain_time: float = USUAL_CHAIN_TIME
     constraints: tuple[np.ndarray, np.ndarray] | None = None
     mixture: MixturePrior | None = None
     wide_starts: bool = False
@@ -218,11 +213,11 @@ def choose(settings: Settings) -> Method:
     members, prior, dim = resolve_members(wanted.sites, wanted.prior, wanted.init, wanted.names)
     open_dynamics = wanted.dynamics is None
     dynamics = _bouncing(Boomerang() if wanted.dynamics is None else wanted.dynamics, wanted.bounce, members)
-    _check_members(members, prior, prior_at, wanted.bounds)
-    check_latents(members, prior, dynamics)
+    _check_members(members, prior, prior_at, wanted)
+    _check_latents(members, prior, dynamics)
     private = any(site.budget is not None for site in members)
     if private:
-        check_private(dynamics, open_dynamics, prior_at if prior is not None else "coordinator", mixture)
+        _check_private(dynamics, open_dynamics, prior_at if prior is not None else "coordinator", mixture)
     latents = any(site.latents for site in members)
     usual = usual_chains(open_dynamics, wanted.ess, private, latents or mixture is not None)
     chains = usual if wanted.chains is None else int(wanted.chains)
@@ -232,8 +227,6 @@ def choose(settings: Settings) -> Method:
     named = None if told is None else names
     init = check_init(wanted.init, chains, dim)
     constraints = check_constraints(wanted.constraints, dim)
-    if constraints is not None:
-        _check_constrained(members)
     start = _check_functions(members, prior, init, dim)
     found, reference_name, control, control_name = _referenced(wanted, members, prior, dynamics, dim, start, named)
     check_centre(walls_of(constraints, found), found)
@@ -268,7 +261,6 @@ def choose(settings: Settings) -> Method:
         mixture=mixture,
         wide_starts=found.control is not None and init is None and constraints is None,
         open_chains=wanted.chains is None and wanted.ess is not None and (init is None or init.ndim == 1),
-        chain_time=_chain_time(chains, wanted.duration, wanted.ess),
     )
 
 
@@ -305,33 +297,36 @@ def _referenced(
     )
     if start is not None and not found.name:
         check_rays(members, start, np.asarray(found.matrix))
-    control_name = usual_control(found, dynamics) if wanted.control is None else wanted.control
-    found, control = make_controls(members, prior, found, control_name, start, names)
+    control_name = wanted.control
+    if control_name is None:
+        # On rotations the quadratics cancel the −½|a|² that the coordinator would otherwise have to simulate. On lines
+        # quadratics save most near a Gaussian, but in heavier tails a site's rate grows with |∇q_m|, where its own gradient
+        # stays bounded: 6 times fewer rounds than linear ones in a logistic regression of four sites, 15 times more with
+        # separable data. Linear ones add a constant to a site's gradient and nothing to its growth, and reduce the rate of
+        # many sites to that of one.
+        usual = "quadratic" if dynamics.flow.rotating else "linear"
+        control_name = "none" if found.control is None else usual
+    if control_name == "none":
+        return found, name, {}, control_name
+    made = found
+    if found.control is None:
+        made = laplace(members, prior, start=start, names=names)
+        found = dataclasses.replace(found, rounds=made.rounds, bytes=made.bytes)
+    control = dict(made.control or {}) if control_name == "quadratic" else linear_control(made)
     return found, name, control, control_name
 
 
-def _check_constrained(members: Sequence[Member]) -> None:
-    """Refuse sites that cannot have constraints."""
-    if any(not isinstance(site, Site) or site.budget is not None for site in members):
+def _check_members(members: Sequence[Member], prior: Quadratic | None, prior_at: str, wanted: Settings) -> None:
+    """Check that bounds, prior and constraints are possible with these sites."""
+    remote = any(not isinstance(site, Site) or site.budget is not None for site in members)
+    if wanted.bounds == "adaptive" and (
+        remote or any(isinstance(site, Site) and site.log is not None for site in members)
+    ):
+        found = "'adaptive' with sites elsewhere, under a privacy budget or with a log"
+        raise InputError("bounds", found, "Use bounds='certified'.")
+    if wanted.constraints is not None and remote:
         remedy = "Leave them out: they are for sites in this process without a privacy budget."
         raise InputError("constraints", "sites elsewhere or with a privacy budget", remedy)
-
-
-def _chain_time(chains: int, duration: float | None, ess: float | None) -> float:
-    """The requested process time of all chains, or the usual one for an effective sample size."""
-    if duration is not None:
-        return max(chains * float(duration), 1.0)
-    return USUAL_CHAIN_TIME * (USUAL_ESS if ess is None else float(ess)) / USUAL_ESS
-
-
-def _check_members(members: Sequence[Member], prior: Quadratic | None, prior_at: str, bounds: str) -> None:
-    """Check that bounds and prior are possible with these sites."""
-    if bounds == "adaptive" and any(
-        not isinstance(site, Site) or site.budget is not None or site.log is not None for site in members
-    ):
-        raise InputError(
-            "bounds", "'adaptive' with sites elsewhere, under a privacy budget or with a log", "Use bounds='certified'."
-        )
     if prior is None:
         return
     if prior_at in ("sites", REDISTRIBUTED) and any(site.coordinates is not None for site in members):
@@ -368,8 +363,7 @@ def on_lines(method: Method, reason: str, when: str) -> Method | None:
     )  # fmt: skip
 
 
-def check_private(dynamics: Dynamics, unsaid: bool, prior_at: str, mixture: MixturePrior | None) -> None:
-    """Refuse what a federation with privacy budgets cannot do, before anything is charged."""
+def _check_private(dynamics: Dynamics, unsaid: bool, prior_at: str, mixture: MixturePrior | None) -> None:
     if unsaid:
         raise InputError(
             "dynamics",
@@ -417,17 +411,11 @@ def _check_functions(
         start = init if init.ndim == 1 else init[0]
     else:
         start = np.zeros(dim) if prior is None else prior_mean(prior)
-    check_functions_unchanged(written)
+    for site in written:
+        check_unchanged(site.model, site.dim, site.name)
     for site in written:
         check_start(site.potential, start if site.coordinates is None else start[site.coordinates], site.name)
     return start
-
-
-def check_functions_unchanged(sites: Sequence[Site]) -> None:
-    """Refuse users' functions that read something that has changed since they were first used."""
-    for site in sites:
-        if site.model is not None:
-            check_unchanged(site.model, site.dim, site.name)
 
 
 @double_precision
@@ -451,7 +439,7 @@ def _check_enclosures(sites: Sequence[Member], dynamics: Dynamics) -> None:
         program.check_continuity()
 
 
-def check_latents(members: Sequence[Member], prior: Quadratic | None, dynamics: Dynamics) -> None:
+def _check_latents(members: Sequence[Member], prior: Quadratic | None, dynamics: Dynamics) -> None:
     """Check that dynamics, prior and groups are possible with private latents."""
     if not any(site.latents for site in members):
         return
@@ -464,19 +452,13 @@ def check_latents(members: Sequence[Member], prior: Quadratic | None, dynamics: 
                 "a budget or a log together with a site with private latents",
                 "Such sites are asked one message at a time, which private latents are not ready for: leave it out.",
             )
-    grouped = {site.name: site.potential for site in members if isinstance(site, Site)}
-    models = {name: model for name, model in grouped.items() if isinstance(model, RandomEffects)}
-    _check_groups(models)
-    if models and not any(site.name == PRIOR_SITE for site in members):
-        _check_spreads(next(iter(models.values())), prior)
-
-
-def _check_groups(models: dict[str, RandomEffects]) -> None:
-    """A group at two sites has one effect, which neither of them can keep to itself."""
     owner: dict[str, str] = {}
+    models = {site.name: site.potential for site in members if isinstance(site, Site)}
+    models = {name: model for name, model in models.items() if isinstance(model, RandomEffects)}
     for name, model in models.items():
-        for label in model.labels:
-            if label and label in owner:
+        for label in filter(None, model.labels):
+            if label in owner:
+                # One effect, which neither site can keep to itself.
                 raise InputError(
                     f"sites ({name!r}) groups",
                     f"group {label!r}, which site {owner[label]!r} has too",
@@ -484,18 +466,17 @@ def _check_groups(models: dict[str, RandomEffects]) -> None:
                     "give them names of their own.",
                 )
             owner[label] = name
-
-
-def _check_spreads(model: RandomEffects, prior: Quadratic | None) -> None:
-    """As a spread goes to zero the likelihood tends to a positive number: a flat prior of its logarithm is improper."""
-    start = model.dim - model.effects.shape[1] - model.correlated
-    held = np.zeros(model.dim) if prior is None else np.diag(np.asarray(prior.precision))
-    if not np.all(held[start:] > 0):
-        raise InputError(
-            "prior",
-            "a flat prior of the log spread of effects, under which the posterior is improper",
-            "Give prior=fedpdmc.models.effects_prior(model), or a normal prior of all parameters.",
-        )
+    if models and not any(site.name == PRIOR_SITE for site in members):
+        model = next(iter(models.values()))
+        start = model.dim - model.effects.shape[1] - model.correlated
+        held = np.zeros(model.dim) if prior is None else np.diag(np.asarray(prior.precision))
+        if not np.all(held[start:] > 0):
+            # As a spread goes to zero the likelihood tends to a positive number.
+            raise InputError(
+                "prior",
+                "a flat prior of the log spread of effects, under which the posterior is improper",
+                "Give prior=fedpdmc.models.effects_prior(model), or a normal prior of all parameters.",
+            )
 
 
 def check_constraints(constraints: Any, dim: int) -> tuple[np.ndarray, np.ndarray] | None:
@@ -619,38 +600,6 @@ def make_reference(
     return dataclasses.replace(found, modes=modes, rounds=found.rounds + rounds), found.name
 
 
-def usual_control(found: Reference, dynamics: Dynamics) -> str:
-    """The order of control variates that saves rounds and cannot cost many, given the reference.
-
-    On rotations the quadratics cancel the ``−½|a|²`` that the coordinator would otherwise have to simulate. On lines
-    quadratics save most near a Gaussian, but in heavier tails a site's rate grows with ``|∇q_m|``, where its own gradient
-    stays bounded: 6 times fewer rounds than linear ones in a logistic regression of four sites, 15 times more with separable
-    data. Linear ones add a constant to a site's gradient and nothing to its growth, and reduce the rate of many sites to
-    that of one.
-    """
-    if found.control is None:
-        return "none"
-    return "quadratic" if dynamics.flow.rotating else "linear"
-
-
-def make_controls(
-    sites: Sequence[Member],
-    prior: Quadratic | None,
-    found: Reference,
-    control: str,
-    start: np.ndarray | None,
-    names: list[str] | None,
-) -> tuple[Reference, dict[str, ControlVariate]]:
-    """The control variates, and the reference with the rounds that they took where it had none."""
-    if control == "none":
-        return found, {}
-    made = found if found.control is not None else laplace(sites, prior, start=start, names=names)
-    controls = dict(made.control or {}) if control == "quadratic" else linear_control(made)
-    if made is not found:
-        found = dataclasses.replace(found, rounds=made.rounds, bytes=made.bytes)
-    return found, controls
-
-
 SEARCHES = 6  # dispersed starts
 MOST_STEPS = 8  # of each search; searches share their rounds
 NEAR_BY = 6.0  # distance of the nearer starts from the centre, in standard deviations
@@ -674,8 +623,10 @@ def other_modes(
     Sites in this process whose potentials may have several modes are asked: users' own functions, model files and Student-t
     regressions. Regressions of the other families have one. The share of a mode in the mass is Laplace's approximation.
     """
-    several = reference.bend is None and any(_may_have_several(site) for site in sites)
-    if not several or any(not isinstance(site, Site) or site.noisy or site.latents for site in sites):
+    if reference.bend is not None or any(not isinstance(site, Site) or site.noisy or site.latents for site in sites):
+        return (), 0
+    own = [site for site in sites if isinstance(site, Site)]
+    if not any(s.model is not None or isinstance(getattr(s.potential, "loss", None), StudentT) for s in own):
         return (), 0
     search = begin_search(sites, prior, None, None)
     scale, center = np.asarray(reference.matrix), np.asarray(reference.center)
@@ -698,11 +649,6 @@ def other_modes(
         for mode, share in zip(modes[1:], shares[1:], strict=True)
         if share >= LEAST_SHARE
     ), rounds
-
-
-def _may_have_several(site: Member) -> bool:
-    own = isinstance(site, Site)
-    return own and (site.model is not None or isinstance(getattr(site.potential, "loss", None), StudentT))
 
 
 def _starts(center: np.ndarray, scale: np.ndarray, prior: Quadratic | None) -> list[np.ndarray]:

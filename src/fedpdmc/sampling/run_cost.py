@@ -57,34 +57,25 @@ def replace_if_unsuited(method: Method) -> Method:
     if not method.open_dynamics or not method.few_rounds or method.constraints is not None:
         return method
     report("checking the tails")
-    walked = any(site.name == PRIOR_SITE for site in method.sites)
-    rate = site_event_rate(method.own_sites, None if walked else method.prior, method.control, method.reference)
+    prior = None if any(site.name == PRIOR_SITE for site in method.sites) else method.prior
+    rate = site_event_rate(method.own_sites, prior, method.control, method.reference)
     if rate is not None and rate > LINES_EVENTS * method.dim:
         reason = f"the sites would have {rate:.2g} events per unit of process time in the long run"
-        better = on_lines(method, reason, "before the burn-in")
-        if better is not None:
+        if better := on_lines(method, reason, "before the burn-in"):
             return better
-    prior = None if walked else method.prior
     name, slope = flattest_tail(method.own_sites, prior, method.control, method.reference, method.names)
     narrow = method.reference.narrow
     covered = method.reference.wide is not None and (narrow is None or narrow[1] <= NARROW or method.reference.ridged)
     if slope < (LEAST_COVERED if covered else LEAST_SLOPE):
         reason = f"the density of {name} falls by only e^-{max(slope, 0.0):.2g} {FLAT_TAIL}"
-        better = on_lines(method, reason, "before the burn-in")
-        if better is not None:
+        if better := on_lines(method, reason, "before the burn-in"):
             return better
-    return with_enough_chains(method.replace(site_event_rate=rate))
-
-
-def with_enough_chains(method: Method) -> Method:
-    """Twice as many chains where sites have many events and the user left their number open.
-
-    Rounds are those of the chain with the most events, and they grow with the time that each chain is run.
-    """
-    rate, chains = method.site_event_rate, 2 * method.chains
-    if not method.open_chains or rate is None or rate < FREQUENT_EVENTS or chains > MOST_CHAINS:
-        return method
-    return method.replace(chains=chains, segments=usual_segments(method.sites, chains))
+    # Twice as many chains where sites have many events and the user left their number open: rounds are those of the chain
+    # with the most events, and they grow with the time that each chain is run.
+    chains = 2 * method.chains
+    if method.open_chains and rate is not None and rate >= FREQUENT_EVENTS and chains <= MOST_CHAINS:
+        method = method.replace(chains=chains, segments=usual_segments(method.sites, chains))
+    return method.replace(site_event_rate=rate)
 
 
 @double_precision
@@ -139,7 +130,10 @@ def site_event_rate(
     pairs = _pairs(sites, dim)
     if dim > 1 and pairs < LEAST_PAIRS:
         return None
-    radii, steps = _distances(dim)
+    # Distances from the mode, even where a Gaussian has its mass and growing beyond, and the weights of a midpoint rule.
+    near = 2 * np.sqrt(dim) + 6.0
+    edges = np.concatenate([np.linspace(0.0, near, NEAR + 1), np.geomspace(near, FARTHEST, FAR + 1)[1:]])
+    radii, steps = (edges[1:] + edges[:-1]) / 2, np.diff(edges)
     rays = np.random.default_rng(0).standard_normal((pairs, dim))
     rays = np.concatenate([rays, -rays]) / np.linalg.norm(np.concatenate([rays, rays]), axis=1, keepdims=True)
     points = reference.to_x(rays[:, None, :] * radii[:, None])
@@ -178,13 +172,6 @@ def _along_site(site: Site, control: dict[str, ControlVariate], reference: Refer
 def _quadratic(prior: Quadratic, x: np.ndarray) -> np.ndarray:
     """The prior's values."""
     return np.sum(x * (0.5 * x @ np.asarray(prior.precision) + np.asarray(prior.linear)), -1)
-
-
-def _distances(dim: int) -> tuple[np.ndarray, np.ndarray]:
-    """Distances from the mode, even where a Gaussian has its mass and growing beyond, and the weights of a midpoint rule."""
-    near = 2 * np.sqrt(dim) + 6.0
-    edges = np.concatenate([np.linspace(0.0, near, NEAR + 1), np.geomspace(near, FARTHEST, FAR + 1)[1:]])
-    return (edges[1:] + edges[:-1]) / 2, np.diff(edges)
 
 
 @once
@@ -397,15 +384,6 @@ class GivenUp(NamedTuple):
         return cls(0, 0, 0, np.zeros(sites, np.int64))
 
 
-def turn_bytes(plans: int, sent: int, flips: bool) -> tuple[int, int]:
-    """Size of plans whose segments the site computes itself, and the largest size of their arrivals.
-
-    Of each plan: the chain, its number and that of the next turn, four bytes each; the start, the velocity, the time to the
-    turn and to the horizon.
-    """
-    return plans * (12 + 8 * (2 * sent + 2)), plans * (8 + 1 + 8 * (1 if flips else sent))
-
-
 def message_bytes(plans: int, segments: int, sent: int, flips: bool, share: bool = False) -> tuple[int, int]:
     """Size of plans and of their arrivals as raw buffers, for a site that is sent ``sent`` coordinates.
 
@@ -443,7 +421,10 @@ def _bytes(method: Method, engine: Engine, given_up: GivenUp, site: Member, plan
     if given_up.plans:
         made += sum(message_bytes(given_up.plans, given_up.segments, sent, False, share))
     if engine.coordinator.schedule(engine.state, engine.state.t) is not None and columns is None:
-        return made + sum(turn_bytes(plans, sent, method.dynamics.flips))
+        # Of each plan: the chain, its number and that of the next turn, four bytes each; start and velocity, the time to
+        # the turn and to the horizon. Of an arrival a time, a flag, and a coordinate or a velocity.
+        mark = 1 if method.dynamics.flips else sent
+        return made + plans * (12 + 8 * (2 * sent + 2)) + plans * (8 + 1 + 8 * mark)
     # A site that is not asked in every round is also sent the last velocity, for the time after the plan.
-    segments = plans * (method.segments + 1) if engine.selective else int(engine.planned.sum())
+    segments = plans * (method.segments + 1) if engine.selective else int(engine.state.planned.sum())
     return made + sum(message_bytes(plans, segments, sent, method.dynamics.flips, share))

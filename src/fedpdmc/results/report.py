@@ -87,6 +87,7 @@ footer { margin-top: 3rem; font-size: .85rem; opacity: .75; }
     + "}\n"
 )
 
+NOT_PRIVATE = "<p>No site had a privacy budget: what is released is not differentially private.</p>"
 NOT_ASSESSED = "not assessed: see fp.assessment.assess(post, sites), or `fedpdmc assess` at each site."
 GLOSSARY = (
     "Pull: the change of a posterior mean, in posterior sd, per unit of power on a site's likelihood or on the prior. "
@@ -122,19 +123,28 @@ def write_report(
     if effect_scale is not None:
         post.settings.setdefault("effect_scale", dict(effect_scale))
     logs, dropped = logs or {}, dropped or {}
+    one_shot, chosen = post.settings.get("exact") is False, str(post.settings.get("chosen"))
+    exactness = "" if one_shot else f"<p>{escape(bounds_line(post))}</p><pre>{escape(str(post.certificate))}</pre>"
+    shown = list(draws_of(post).items())
+    densities = "".join(as_svg(density(name, x), escape(f"density of {name}")) for name, x in shown[:MOST_DENSITIES])
+    densities = f'<h3>Densities</h3><div class="small">{densities}</div>'
+    if len(shown) > MOST_DENSITIES:
+        densities += f"<p>The first {MOST_DENSITIES} of {len(shown)} parameters are drawn.</p>"
     head = title or post.settings.get("study") or "A federated posterior"
     sections = [
-        _verdict(post),
+        f'<p class="verdict">{escape(chosen)}</p>' if one_shot else _verdict(post),
         _fit(assessment),
         _dropped(dropped),
         _section("Question", f"<p>{escape(question)}</p>") if question else "",
         _section("Model", _list(about)) if about else "",
-        _section("Estimates", _table(post.summary()._formatted()) + _effects(post, sites, naming) + _densities(post)),
+        _section("Estimates", _table(post.summary()._formatted()) + _effects(post, sites, naming) + densities),
         _section("Sites", _sites(post, released)),
-        _section("Convergence", _convergence(post)),
+        _section(
+            "Convergence", "<p>Independent draws: there is nothing to converge.</p>" if one_shot else _convergence(post)
+        ),
         _fit_at_sites(assessment),
-        _section("Privacy", _privacy(post)),
-        _section("Exactness", _exactness(post)),
+        _section("Privacy", _list(lines) if (lines := privacy_lines(post.privacy)) else NOT_PRIVATE),
+        _section("Exactness", f"<p>{escape(chosen)}</p>" if one_shot else exactness),
         _section("Methods", f"<blockquote>{escape(methods_text(post, about))}</blockquote>"),
         _section("Citation", f"<p>{escape(PAPER)}</p>"),
         _section("Record of the run", _facts(post, logs)),
@@ -184,8 +194,6 @@ def _name(text: Any) -> str:
 
 
 def _verdict(post: Posterior) -> str:
-    if post.settings.get("exact") is False:
-        return f'<p class="verdict">{escape(post.settings["chosen"])}</p>'
     kind = "verdict" if post.verdict.converged else "verdict bad"
     return f'<p class="{kind}"><b>Sampling</b>: {escape(str(post.verdict))}</p>'
 
@@ -265,14 +273,6 @@ def _svg(figure: Figure, title: str) -> str:
     return as_svg(figure, title).replace("<svg", '<svg class="figure"', 1)
 
 
-def _densities(post: Posterior) -> str:
-    values = draws_of(post)
-    shown = list(values.items())[:MOST_DENSITIES]
-    drawn = "".join(as_svg(density(name, x), escape(f"density of {name}")) for name, x in shown)
-    some = f"<p>The first {len(shown)} of {len(values)} parameters are drawn.</p>" if len(values) > len(shown) else ""
-    return f'<h3>Densities</h3><div class="small">{drawn}</div>{some}'
-
-
 def _sites(post: Posterior, released: Sequence[str]) -> str:
     names = post.settings.get("sites") or [f"site {i}" for i in range(len(post.messages))]
     counts = (post.messages, post.bytes, post.gradient_evaluations)
@@ -292,37 +292,23 @@ def _sites(post: Posterior, released: Sequence[str]) -> str:
 
 
 def _convergence(post: Posterior) -> str:
-    if post.settings.get("exact") is False:
-        return "<p>Independent draws: there is nothing to converge.</p>"
     both = zip(post.ess().items(), post.rhat().values(), strict=True)
     shown = pd.DataFrame({name: {"ESS": f"{x:,.0f}", "R-hat": f"{r:.3f}"} for (name, x), r in both}).T
     words = "The energy is a quadratic form of all parameters. R-hat is nested: chains are compared in four groups."
     return _table(shown) + f"<p>{words}</p>" + _svg(paths(post), "paths of one chain")
 
 
-def _privacy(post: Posterior) -> str:
-    none = "<p>No site had a privacy budget: what is released is not differentially private.</p>"
-    return _list(lines) if (lines := privacy_lines(post.privacy)) else none
-
-
-def _exactness(post: Posterior) -> str:
-    if post.settings.get("exact") is False:
-        return f"<p>{escape(str(post.settings['chosen']))}</p>"
-    return f"<p>{escape(bounds_line(post))}</p><pre>{escape(str(post.certificate))}</pre>"
-
-
 def _facts(post: Posterior, logs: Mapping[str, str]) -> str:
     keys = "dynamics reference control chosen chains duration burn_in seed study contract run versions".split()
     told = {key: post.settings[key] for key in keys if post.settings.get(key) not in (None, "")}
     told |= {f"log of {site}, SHA-256": seal for site, seal in logs.items()}
-    rows = "".join(f"<dt>{escape(key)}</dt><dd>{escape(_words(value))}</dd>" for key, value in told.items())
+    for key, value in told.items():
+        if isinstance(value, dict):
+            told[key] = ", ".join(f"{name} {one}" for name, one in value.items())
+        elif isinstance(value, float):
+            told[key] = f"{value:.6g}"
+    rows = "".join(f"<dt>{escape(key)}</dt><dd>{escape(str(value))}</dd>" for key, value in told.items())
     return f"<dl>{rows}</dl>"
-
-
-def _words(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {one}" for key, one in value.items())
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 PAPER = "Bierkens, J. and Duncan, A. Federated Bayesian Computation via Piecewise Deterministic Markov Processes."
@@ -339,6 +325,7 @@ def methods_text(post: Posterior, about: Sequence[str]) -> str:
     sites = len(post.messages) - (settings.get("prior_site") is not None)
     version = settings.get("versions", {}).get("fedpdmc", "")
     prior = next((line.removeprefix("prior: ") for line in about if line.startswith("prior: ")), None)
+    left_out = "".join(f" {line[:1].upper()}{line[1:]}." for line in about if line.endswith(DROPPED))
     told = f"Model: {about[0]}. " if about else ""
     told += f"The prior was {prior}. " if prior else ""
     if settings.get("method") == "private-laplace":
@@ -363,12 +350,8 @@ def methods_text(post: Posterior, about: Sequence[str]) -> str:
         f"site{'s' if sites != 1 else ''} that were not pooled. {exact}. {post.chains} chains ran to process time "
         f"{post.duration:g} after a burn-in of {settings.get('burn_in', 0):g}, in {post.rounds} rounds of communication. "
         f"The smallest bulk effective sample size was {ess:,.0f}, the largest nested R-hat {rhat:.3f}, the energy included. "
-        f"Intervals of the estimates have equal tails and hold {100 * LEVEL:g} % of the posterior.{_left_out(about)}"
+        f"Intervals of the estimates have equal tails and hold {100 * LEVEL:g} % of the posterior.{left_out}"
     )
-
-
-def _left_out(about: Sequence[str]) -> str:
-    return "".join(f" {line[:1].upper()}{line[1:]}." for line in about if line.endswith(DROPPED))
 
 
 MOST_DENSITIES, MOST_PATHS, PATH_TIME = 12, 3, 30.0
