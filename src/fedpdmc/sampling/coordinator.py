@@ -23,9 +23,8 @@ from fedpdmc.potentials import Potential, ScaleMixture
 
 NOTHING, REFRESHED, JUMPED, REJECTED, RENEWED = range(5)
 
-RENEWAL_RATE = (
-    10.0  # of the scales of a prior per unit of process time, by dynamics without refreshment at random times
-)
+# Of the scales of a prior per unit of process time, by dynamics without refreshment at random times.
+RENEWAL_RATE = 10.0
 MARGIN = 4.0  # length of a plan over the mean time between site events so far: e⁻⁴ of plans end without one
 USUAL_EVENTS = 1.0  # of sites in `USUAL_TIME`: the pace of the paper's logistic regression, from which a run starts
 USUAL_TIME = 20.0
@@ -169,8 +168,13 @@ class Coordinator(eqx.Module):
         return potential if isinstance(potential, ScaleMixture) else None
 
     def reach(self, state: State) -> Float[Array, " C"]:
-        """The horizon of a plan of several segments."""
-        return plan_horizon(state.t - self.begin, state.site_events)
+        """The horizon of a plan of several segments: long enough that most plans end in an event of a site.
+
+        ``H = 4 (t + 20)/(n + 1)`` after n events of sites in t units of the chain's own time: beyond that a site walks, and
+        is sent, what will hardly be used. It depends on the chain's own past alone, so it is exact, and it does not depend
+        on the other chains of the run.
+        """
+        return MARGIN * (state.t - self.begin + USUAL_TIME) / (state.site_events + USUAL_EVENTS)
 
     def plan_ahead(self, state: State, keys: PublicKeys, until: Float[Array, "*C"]) -> Itinerary:
         """Simulate the public events from the present state, up to ``until`` or to the last segment that fits.
@@ -203,7 +207,10 @@ class Coordinator(eqx.Module):
                 a, v, left, u, level, (refresh, None if fresh is None else fresh * before, renewal), public
             )
             left_then = jnp.where(ending != NOTHING, left - wait, 0.0)
-            after = None if turns is None else _next_turn(turns, wait, ending)
+            after = None
+            if turns is not None:
+                turned = ending == REFRESHED
+                after = jnp.where(turned, QUARTER, jnp.maximum(turns[0] - wait, LEAST_WAIT)), turns[1] + turned
             then = None
             if scales is not None:
                 renewed = (ending == REFRESHED) | (ending == RENEWED)
@@ -289,7 +296,8 @@ class Coordinator(eqx.Module):
         dynamics, (refresh, fresh, renewal) = self.dynamics, refreshment
         never = jnp.full(left.shape, jnp.inf)
         refreshing, refresh = refresh is not None, never if refresh is None else refresh
-        flip_rates = self._largest_excess(a, v)
+        # The excess rates: constant on lines; on rotations the largest value of ``excess |v_i|`` on the circle.
+        flip_rates = dynamics.excess * (jnp.ones_like(a) if dynamics.unit_speed else jnp.hypot(a, v))
         flip = level[1] / jnp.sum(flip_rates, -1) if dynamics.excess > 0 else never
         wall, which = never, jnp.zeros(left.shape, int)
         if self.walls is not None:
@@ -307,7 +315,11 @@ class Coordinator(eqx.Module):
         if self.clock is not None:
             jumped = dynamics.jump(end_v, public.mark)
         if dynamics.excess > 0:
-            mark = self._excess_mark(flip_rates, end_v, u[0], u[1])
+            # The coordinate that flips, or −1 where the candidate is thinned away.
+            total = jnp.cumsum(flip_rates, -1)
+            mark = jnp.argmax(total > (u[0] * total[:, -1])[:, None], -1)
+            actual, bound = (jnp.take_along_axis(x, mark[:, None], -1)[:, 0] for x in (end_v, flip_rates))
+            mark = jnp.where(u[1] * bound <= dynamics.excess * jnp.abs(actual), mark, -1)
             jumped = jnp.where(flipped[:, None], dynamics.jump(end_v, mark), jumped)
             ending = jnp.where(flipped & (mark < 0), REJECTED, ending)
         if renewal is not None:
@@ -321,17 +333,6 @@ class Coordinator(eqx.Module):
             jumped, ending = jnp.where(met[:, None], bounced, jumped), jnp.where(met, JUMPED, ending)
         next_v = jnp.where(struck[:, None], jumped, end_v)
         return jnp.minimum(wait, left), jnp.where(struck, ending, NOTHING), end_a, next_v
-
-    def _largest_excess(self, a, v):
-        """The excess rates: constant on lines; on rotations the largest value of ``excess |v_i|`` on the circle."""
-        return self.dynamics.excess * (jnp.ones_like(a) if self.dynamics.unit_speed else jnp.hypot(a, v))
-
-    def _excess_mark(self, rates, v, choose, accept):
-        """The coordinate that flips, or −1 where the candidate is thinned away."""
-        total = jnp.cumsum(rates, -1)
-        mark = jnp.argmax(total > (choose * total[:, -1])[:, None], -1)
-        actual = self.dynamics.excess * jnp.abs(jnp.take_along_axis(v, mark[:, None], -1)[:, 0])
-        return jnp.where(accept * jnp.take_along_axis(rates, mark[:, None], -1)[:, 0] <= actual, mark, -1)
 
     def _public_arrival(self, a, v, keys: ChainKeys, number, scales, left) -> Arrival:
         """First event of the public potential within ``left``, infinite if none."""
@@ -367,53 +368,32 @@ class Coordinator(eqx.Module):
         segment = jnp.sum(path.begin <= cut[:, None], -1) - 1
         offset = jnp.where(rang, time - pick(path.begin, segment), 0.0)
         a, v = path.state(self.dynamics, segment, offset)
-        a = jnp.where(rang[:, None], a, itinerary.end_a)
         held = None if itinerary.scales is None else pick(itinerary.scales, segment)
         drawn = mark * self._speeds(held) if self.dynamics.draws else self.dynamics.jump(v, mark)
-        v = jnp.where(rang[:, None], drawn, itinerary.end_v)
-        t = jnp.where(rang, state.t + time, jnp.where(itinerary.final, until, state.t + path.horizon))
         begun = (itinerary.ending[:, :-1] != NOTHING) & (path.begin[:, 1:] < jnp.minimum(cut, path.horizon)[:, None])
         passed = path.begin + path.duration <= cut[:, None]
         own = jnp.sum((itinerary.ending == JUMPED) & passed, -1)
-        valid = jnp.concatenate([begun, (t < until)[:, None]], 1)
-        knots = RoundKnots(
-            jnp.concatenate([state.t[:, None] + path.begin[:, 1:], t[:, None]], 1),
-            jnp.concatenate([path.start[:, 1:], a[:, None]], 1),
-            jnp.concatenate([path.velocity[:, 1:], v[:, None]], 1),
-            valid & ready[:, None],
-        )
-        share = state.share
-        if share is not None and itinerary.share is not None:
-            share = jnp.where(rang[:, None], share, itinerary.share)
-        turn = state.turn
+        turn = end_turn = state.turn
         if turn is not None and itinerary.wait is not None:
+            refreshed = itinerary.ending == REFRESHED
             wait = jnp.maximum(pick(itinerary.wait, segment) - offset, LEAST_WAIT)
-            passes = jnp.where(rang[:, None], jnp.arange(self.segments) < segment[:, None], True)
-            done = jnp.sum((itinerary.ending == REFRESHED) & passes, -1)
-            turn = Turn(jnp.where(rang, wait, itinerary.wait[:, -1]), turn.number + done)
-        scales = state.scales
-        if held is not None and itinerary.scales is not None:
-            scales = jnp.where(rang[:, None], held, itinerary.scales[:, -1])
-        planned = state.planned + jnp.sum(path.duration > 0, -1)
-        events, site_events = state.events + own + rang, state.site_events + rang
-        new = State(a, v, t, state.number + 1, events, site_events, planned, share, turn, scales)
+            before = jnp.sum(refreshed & (jnp.arange(self.segments) < segment[:, None]), -1)
+            end_turn = Turn(itinerary.wait[:, -1], turn.number + jnp.sum(refreshed, -1))
+            turn = Turn(wait, turn.number + before)
+        counts = state.number + 1, state.events + own + rang, state.site_events + rang
+        counts = *counts, state.planned + jnp.sum(path.duration > 0, -1)
+        share = state.share if itinerary.share is None else itinerary.share
+        scales = None if itinerary.scales is None else itinerary.scales[:, -1]
+        end = jnp.where(itinerary.final, until, state.t + path.horizon)
+        end = State(itinerary.end_a, itinerary.end_v, end, *counts, share, end_turn, scales)
+        new = where_chains(rang, State(a, drawn, state.t + time, *counts, state.share, turn, held), end)
+        knots = RoundKnots(
+            jnp.concatenate([state.t[:, None] + path.begin[:, 1:], new.t[:, None]], 1),
+            jnp.concatenate([path.start[:, 1:], new.a[:, None]], 1),
+            jnp.concatenate([path.velocity[:, 1:], new.v[:, None]], 1),
+            jnp.concatenate([begun, (new.t < until)[:, None]], 1) & ready[:, None],
+        )
         return where_chains(ready, new, state), knots
-
-
-def _next_turn(turns, wait, ending):
-    """Time to the next turn, and number of turns, after a segment of length ``wait``."""
-    turned = ending == REFRESHED
-    return jnp.where(turned, QUARTER, jnp.maximum(turns[0] - wait, LEAST_WAIT)), turns[1] + turned
-
-
-def plan_horizon(ran: Float[Array, " C"], site_events: Int[Array, " C"]) -> Float[Array, " C"]:
-    """The horizon of a plan of several segments: long enough that most plans end in an event of a site.
-
-    ``H = 4 (t + 20)/(n + 1)`` after n events of sites in t units of the chain's own time: beyond that a site walks, and is
-    sent, what will hardly be used. It depends on the chain's own past alone, so it is exact, and it does not depend on the
-    other chains of the run.
-    """
-    return MARGIN * (ran + USUAL_TIME) / (site_events + USUAL_EVENTS)
 
 
 def where_chains(chains: Bool[Array, " C"], new, old):

@@ -10,16 +10,16 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Key
 
-from fedpdmc.clocks import VIOLATED, Clock, Path, Walk
+from fedpdmc._jax.precision import double_precision
+from fedpdmc.clocks import VIOLATED, Clock
 from fedpdmc.console.progress import Tick
-from fedpdmc.enclosures import not_finite_along
 from fedpdmc.errors import BoundViolation, NotFinite
 from fedpdmc.plan import Arrival, Plan
-from fedpdmc.potentials import Program
 from fedpdmc.privacy.accountant import AccountStatus
 from fedpdmc.results.skeleton import Block
-from fedpdmc.sampling.coordinator import Coordinator, State
+from fedpdmc.sampling.coordinator import Coordinator, PublicKeys, State
 from fedpdmc.sampling.run_state_arrays import Position
 
 Log = Callable[[Plan, Arrival], None]
@@ -131,7 +131,10 @@ class JoinedFederation(Federation):
         arrivals = self._in_order(found)
         for name, arrival in zip(self.names, arrivals, strict=True):
             if name in self.logs and arrival is not None:
-                self.logs[name](*jax.tree.map(np.asarray, (sent[name], _marked(arrival))))
+                # Chains without an event have mark −1.
+                rang = arrival.rang.reshape(arrival.rang.shape + (1,) * (arrival.mark.ndim - 1))
+                marked = Arrival(arrival.time, arrival.rang, jnp.where(rang, arrival.mark, -1))
+                self.logs[name](*jax.tree.map(np.asarray, (sent[name], marked)))
         return arrivals
 
     @property
@@ -153,12 +156,6 @@ class JoinedFederation(Federation):
         """Add what sites with accounts had revealed before this process continued the run, as `privacy` reported it."""
         for part in self.parts:
             part.continue_accounts(privacy)
-
-
-def _marked(arrival: Arrival) -> Arrival:
-    """The arrival with mark -1 on chains without an event."""
-    rang = arrival.rang.reshape(arrival.rang.shape + (1,) * (arrival.mark.ndim - 1))
-    return Arrival(arrival.time, arrival.rang, jnp.where(rang, arrival.mark, -1))
 
 
 class BlockMemory(NamedTuple):
@@ -184,12 +181,21 @@ class Engine(abc.ABC):
 
     All engines compute the same bits from the same state and keys. A copy (`copy.copy`) is an independent run from there on.
 
-    Attributes
+    Parameters
     ----------
     federation : Federation
     coordinator : Coordinator
+    state : State
+        Where the chains start; their process time is minus the burn-in.
+    key : key
+        The coordinator's randomness.
+
+    Attributes
+    ----------
+    progress
+        Where the chains are between two blocks, and what is known of the sites.
     rounds : int
-        Serial exchanges so far.
+        Serial exchanges so far: in one every chain that has not reached the end of its block sends one plan.
     asked : (2, sites)
         Of each site: exchanges that it took part in, and plans of single chains that it was sent.
     selective : bool
@@ -197,25 +203,40 @@ class Engine(abc.ABC):
     latents : tuple
         For sites in this process with private latents, at the end of every block after the burn-in: the process time, the
         positions and each site's latents. They are handed to the sites only.
+    continued : bool
+        Whether latents were given back to the sites of a run that was saved.
     sites_remember : bool
         Whether sites keep what they have answered. Then a block that was interrupted is finished as it was planned before
         anything else, a run cannot start again, and only the last of several copies can continue.
     memory : BlockMemory
     """
 
-    federation: Federation
-    coordinator: Coordinator
-    rounds: int
-    asked: np.ndarray
+    progress: Any
     selective: bool
     latents: tuple[tuple[float, np.ndarray, dict[str, np.ndarray]], ...] = ()
+    continued: bool = False
     sites_remember: ClassVar[bool]
     memory: ClassVar[BlockMemory]
 
-    @property
+    @double_precision
+    def __init__(self, federation: Federation, coordinator: Coordinator, state: State, key: Key[Array, ""]):
+        self.federation: Any = federation
+        self.coordinator, self.keys = coordinator, PublicKeys.of(key, state.a.shape[0])
+        self.rounds, self.asked = 0, np.zeros((2, len(federation.names)), np.int64)
+        # Passes and violations of each site before this process continued the run.
+        self._before = np.zeros((2, len(federation.names)), np.int64)
+        self._start(state)
+
     @abc.abstractmethod
-    def state(self) -> State:
-        """Where every chain is."""
+    def _start(self, state: State) -> None:
+        """Make ``progress`` and ``selective`` of a run that is between two blocks."""
+
+    @double_precision
+    def restore(self, position: Position) -> None:
+        """Continue from where a run was between two blocks."""
+        self._start(position.chains)
+        self.rounds, self.asked = position.rounds, position.asked
+        self._before = np.stack([position.passes, position.violations])
 
     @abc.abstractmethod
     def advance(self, until: float, keep: Callable[[Block], None], tick: Callable[[Tick], None]) -> None:
@@ -224,12 +245,10 @@ class Engine(abc.ABC):
         ``keep`` receives the block once it is complete. An interrupt or an error leaves the run where it was before.
         """
 
-    @abc.abstractmethod
-    def restore(self, position: Position) -> None:
-        """Continue from where a run was between two blocks."""
-
-    # Whether latents were given back to the sites of a run that was saved.
-    continued: bool = False
+    @property
+    def state(self) -> State:
+        """Where every chain is."""
+        return self.progress.state
 
     @property
     def settled(self) -> dict[str, np.ndarray]:
@@ -241,9 +260,9 @@ class Engine(abc.ABC):
         self.continued = bool(settled)
 
     @property
-    @abc.abstractmethod
     def passes(self) -> np.ndarray:
         """Passes over each site's records so far, zero for sites that do not report them."""
+        return self.federation.evaluations
 
     @property
     def violations(self) -> np.ndarray:
@@ -264,16 +283,6 @@ class Engine(abc.ABC):
     def events(self) -> np.ndarray:
         """Jumps of each chain so far."""
         return np.asarray(self.state.events)
-
-    @property
-    def site_events(self) -> np.ndarray:
-        """Jumps of sites on each chain so far."""
-        return np.asarray(self.state.site_events)
-
-    @property
-    def planned(self) -> np.ndarray:
-        """Segments of all plans of each chain so far."""
-        return np.asarray(self.state.planned)
 
 
 def restricted(plan: Plan, columns: np.ndarray | None, place: int) -> Plan:
@@ -299,14 +308,3 @@ def raise_faults(names, faults: np.ndarray) -> None:
     if bad.size:
         site, chain = (int(i) for i in bad[0])
         raise (BoundViolation if faults[site, chain] == VIOLATED else NotFinite)(names[site], chain)
-
-
-def not_finite(clock: Clock, columns: Any, path: Path | None, walk: Walk, chain: int) -> str | None:
-    """The operation of a user's function at which a site's walk ended on a chain; None where it is not known."""
-    potential = getattr(clock, "potential", None)
-    if path is None or not isinstance(potential, Program):
-        return None
-    path = path if columns is None else path.restricted(jnp.asarray(columns))
-    a, v = path.state(clock.dynamics, jnp.asarray(walk.segment), jnp.asarray(walk.offset))
-    program = potential._program(clock.dynamics.flips)
-    return not_finite_along(potential.value, program, np.asarray(a)[chain], np.asarray(v)[chain])

@@ -92,20 +92,24 @@ def applies(groups) -> bool:
     return all(isinstance(group.clock, DenseClock) and group.columns is None for group in groups)
 
 
-def at_rest(groups, coordinator: Coordinator, keys: PublicKeys, state: State, passes) -> Step:
+@once
+def at_rest(groups, coordinator: Coordinator, keys: PublicKeys, state: State) -> Step:
     """The chains between two blocks."""
     zero, turn = jnp.zeros_like(state.number), state.turn
-    sites = sum(group.size for group in groups)
+    none = jnp.zeros((sum(group.size for group in groups), zero.shape[0]), int)
     if turn is None:
         wait, turns = _random_wait(coordinator, keys, state.number, jnp.full_like(zero, FIRST)), None
     else:
         wait, turns = turn.wait, turn.number
-    return Step(
-        state.a.T, state.v.T, state.t, wait, turns, state.number - 1, zero, zero, jnp.zeros_like(wait),
-        state.site_events, state.planned, passes, jnp.zeros((sites, zero.shape[0]), zero.dtype),
+    return strong_types(
+        Step(
+            state.a.T, state.v.T, state.t, wait, turns, state.number - 1, zero, zero, jnp.zeros_like(wait),
+            state.site_events, state.planned, none, none,
+        )
     )  # fmt: skip
 
 
+@compiled
 def begin_block(coordinator: Coordinator, keys: PublicKeys, last: Step, until) -> Step:
     """With the first plan of a block. Positions, velocities, times and the next turn are kept of the last one."""
     none = jnp.zeros_like(last.draws)
@@ -263,18 +267,14 @@ def _in_cells(groups, coordinator: Coordinator, now: Step, length, u, poor, foun
         for group in groups:
             own = some[:, place : place + UNIFORMS_IN_CELLS * group.size].T.reshape(group.size, UNIFORMS_IN_CELLS, -1)
             place += UNIFORMS_IN_CELLS * group.size
-            walk = functools.partial(_cell, coordinator.dynamics, a, v, remaining)
-            ends.append(jax.lax.map(lambda site: walk(*site), (group.clock.potential, own)))  # noqa: B023
+            walk = functools.partial(second_order_candidate, coordinator.dynamics, a=a, v=v, remaining=remaining)
+            ends.append(jax.lax.map(lambda site: walk(site[0], u=site[1]), (group.clock.potential, own)))  # noqa: B023
         every = Found(*(jnp.concatenate(x) for x in zip(*ends, strict=True)))
         first = jnp.argmin(every.time, 0)
         best = Found(*(jnp.take_along_axis(x, first[None], 0)[0] for x in every))._replace(site=first)
         return Found(*(x.at[index].set(y, mode="drop") for x, y in zip(found, best, strict=True)))
 
     return _in_turn(poor, min(POOR_LANES, lane_count(groups, length.shape[0])), serve, found)
-
-
-def _cell(dynamics, a, v, remaining, potential, u) -> Found:
-    return second_order_candidate(dynamics, potential, a, v, remaining, u)
 
 
 def _sharpened(groups, a, v, found: Found, hit) -> tuple[Bool[Array, " C"], Found]:
@@ -356,27 +356,13 @@ def _serve(group, place: int, a, found: Found, number, index, state):
 # The engine ------------------------------------------------------------------------------------------------------------
 
 
-# The share of an accelerator's memory above which knots go to the host at once.
-MOST_FILLED = 0.5
-
-
-def knots_in_memory(knots: Chunk) -> Chunk:
-    """Knots as they are, or copied to the host where much of the accelerator's memory is in use."""
-    return knots.on_host() if filled_share() > MOST_FILLED else knots
+MOST_FILLED = 0.5  # share of an accelerator's memory above which knots go to the host at once
 
 
 def filled_share() -> float:
     """The share of the accelerator's memory that is in use."""
     found = jax.local_devices()[0].memory_stats()
     return found["bytes_in_use"] / found["bytes_limit"] if found else 1.0
-
-
-_begin_block = compiled(begin_block)
-
-
-@once
-def _at_rest(*args):
-    return strong_types(at_rest(*args))
 
 
 class Reached(NamedTuple):
@@ -419,14 +405,12 @@ class LockstepEngine(CompiledEngine):
         return 1
 
     def _start(self, state: State) -> None:
-        chains, sites = state.t.shape[0], len(self.federation.names)
-        self._first_requests, self.selective = None, False
-        passes = jnp.zeros((sites, chains), int)
-        self.progress = _at_rest(self.federation.groups, self.coordinator, self.keys, state, passes)
+        self.selective = False
+        self.progress = at_rest(self.federation.groups, self.coordinator, self.keys, state)
 
     def _start_block(self, until: float) -> None:
         self._ahead = None
-        self.progress = _begin_block(self.coordinator, self.keys, self.progress, jnp.asarray(float(until)))
+        self.progress = begin_block(self.coordinator, self.keys, self.progress, jnp.asarray(float(until)))
         self._first = self.progress.number
 
     @Uncollected()
@@ -440,7 +424,8 @@ class LockstepEngine(CompiledEngine):
     def _knots(self, record: Record, used: int) -> Chunk:
         if not self._runs_ahead:
             return record.chunk(used)
-        return knots_in_memory(record.on_device(used))
+        knots = record.on_device(used)
+        return knots.on_host() if filled_share() > MOST_FILLED else knots
 
     def _dispatched(self, until, limit):
         return _run_chunk(
@@ -461,25 +446,8 @@ class LockstepEngine(CompiledEngine):
         """Where every chain is."""
         return state_of(self.progress)
 
-    # On an accelerator every array operation outside of a compiled program takes longer than many iterations.
-    @property
-    def time(self) -> float:
-        """Process time that all chains have reached."""
-        return float(np.min(np.asarray(self.progress.t)))
-
-    @property
-    def plans(self) -> np.ndarray:
-        """Number of the next plan of each chain."""
-        return np.asarray(self.progress.number) + 1
-
-    @property
-    def passes(self) -> np.ndarray:
-        """Passes over each site's records so far."""
-        counts = np.zeros(len(self.federation.names), np.int64)
-        counts[self.federation.order] = np.asarray(self.progress.passes).sum(1)
-        return self._before[0] + counts
-
-    @property
-    def violations(self) -> np.ndarray:
-        """None: every bound is proved."""
-        return self._before[1]
+    def _counts(self) -> np.ndarray:
+        """Passes of each site; no violations, since every bound is proved."""
+        counts = np.zeros((2, len(self.federation.names)), np.int64)
+        counts[0, self.federation.order] = np.asarray(self.progress.passes).sum(1)
+        return counts

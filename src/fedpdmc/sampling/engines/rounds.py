@@ -18,11 +18,10 @@ from fedpdmc.console.progress import Tick
 from fedpdmc.errors import InputError, NotFinite
 from fedpdmc.plan import Arrival, Plan
 from fedpdmc.results.skeleton import Block, Chunk, side_by_side, signs
-from fedpdmc.sampling.coordinator import Coordinator, Itinerary, PublicKeys, State
+from fedpdmc.sampling.coordinator import Coordinator, Itinerary, State
 from fedpdmc.sampling.engines import one_round
 from fedpdmc.sampling.engines.base import BlockMemory, Engine, Federation, globalised
 from fedpdmc.sampling.engines.one_round import LastRequest, Round
-from fedpdmc.sampling.run_state_arrays import Position
 
 # How far each chain may be planned from its present state, given the end of the block.
 Reach = Callable[[State, float], Float[Array, " C"]]
@@ -44,9 +43,9 @@ class _Unfinished(NamedTuple):
 
 
 class _Line:
-    """Shared by all copies of a run: the state from which the sites may be asked next, and the block under way."""
+    """Shared by all copies of a run: the progress from which the sites may be asked next, and the block under way."""
 
-    def __init__(self, tip: State):
+    def __init__(self, tip: Round):
         self.tip = tip
         self.unfinished: _Unfinished | None = None
 
@@ -59,12 +58,8 @@ class RoundsEngine(Engine):
 
     Parameters
     ----------
-    federation : Federation
-    coordinator : Coordinator
-    state : State
-        Where the chains start; their process time is minus the burn-in.
-    key : key
-        The coordinator's randomness.
+    federation, coordinator, state, key
+        As of every `Engine`.
     reach : callable, optional
         ``reach(state, until)``: the largest horizon of each chain's plan, a function of what is known so far.
     """
@@ -73,7 +68,6 @@ class RoundsEngine(Engine):
     # Arrays of a round have an overhead of about 4 kB, and a block must be short enough to be repeated.
     memory = BlockMemory(most=2**23, per_round=4096, first=10.0)
 
-    @double_precision
     def __init__(
         self,
         federation: Federation,
@@ -82,31 +76,13 @@ class RoundsEngine(Engine):
         key: Key[Array, ""],
         reach: Reach | None = None,
     ):
-        self.federation, self.coordinator, self.reach = federation, coordinator, reach
-        self.keys = PublicKeys.of(key, state.a.shape[0])
-        self.selective = one_round.applies(federation.columns, coordinator)
-        self._begin_at(state, 0, np.zeros((2, len(federation.names)), np.int64))
+        self.reach = reach
+        super().__init__(federation, coordinator, state, key)
 
-    @double_precision
-    def restore(self, position: Position) -> None:
-        """Continue from where a run was between two blocks; the sites report their passes."""
-        self._begin_at(position.chains, position.rounds, position.asked)
-
-    def _begin_at(self, state: State, rounds: int, asked: np.ndarray) -> None:
-        self._state: State = strong_types(state)
-        # Serial exchanges; of each site those that it took part in, and the plans of single chains that it was sent.
-        self.rounds, self.asked = rounds, asked
-        self._line = _Line(self._state)
-
-    @property
-    def state(self) -> State:
-        """Where every chain is."""
-        return self._state
-
-    @property
-    def passes(self) -> np.ndarray:
-        """Passes over each site's records so far, zero for sites that do not report them."""
-        return self.federation.evaluations
+    def _start(self, state: State) -> None:
+        self.selective = one_round.applies(self.federation.columns, self.coordinator)
+        self.progress = Round(strong_types(state), jnp.zeros(state.t.shape, bool), None)
+        self._line = _Line(self.progress)
 
     @double_precision
     def advance(self, until: float, keep: Callable[[Block], None], tick: Callable[[Tick], None]) -> None:
@@ -116,7 +92,7 @@ class RoundsEngine(Engine):
         on to ``until``.
         """
         line = self._line
-        if self._state is not line.tip:
+        if self.progress is not line.tip:
             raise InputError(
                 "extend",
                 "a posterior whose run has gone on since",
@@ -128,21 +104,21 @@ class RoundsEngine(Engine):
             block = self._finish(line, tick)
             keep(block)
             done = line.unfinished
-            self._state, self.rounds, self.asked = done.now.state, self.rounds + done.rounds, self.asked + done.asked
-            line.tip, line.unfinished = self._state, None
+            self.progress, self.rounds, self.asked = done.now, self.rounds + done.rounds, self.asked + done.asked
+            line.tip, line.unfinished = self.progress, None
             if self.time < until:
                 line.unfinished = self._block(until)
 
     def _block(self, until: float) -> _Unfinished:
         """A block before its first round: nothing is kept of the sites from one block to the next."""
-        (chains, dim), segments, requests, answers = self._state.a.shape, self.coordinator.segments, None, None
+        (chains, dim), segments, requests, answers = self.state.a.shape, self.coordinator.segments, None, None
         if self.selective:
             sizes = [dim if own is None else len(own) for own in self.federation.columns]
             requests = tuple(one_round.first_request(chains, segments, size) for size in sizes)
             silent = Arrival(jnp.zeros(chains), jnp.zeros(chains, bool), jnp.zeros(chains, int))
             answers = (silent,) * len(sizes)
-        now = Round(self._state, jnp.zeros(chains, bool), answers, None, requests)
-        return _Unfinished(float(until), [], now, 0, 0, self._state.t, np.zeros_like(self.asked))
+        now = Round(self.state, jnp.zeros(chains, bool), answers, None, requests)
+        return _Unfinished(float(until), [], now, 0, 0, self.state.t, np.zeros_like(self.asked))
 
     def _finish(self, line: _Line, tick: Callable[[Tick], None]) -> Block:
         began = self.time
@@ -155,13 +131,10 @@ class RoundsEngine(Engine):
             del block.chunks[block.plans :]
             block.chunks.append(knots)
             block = line.unfinished = following
-            reached, events = (
-                float(np.min(np.asarray(block.now.state.t))),
-                int(np.asarray(block.now.state.events).sum()),
-            )
-            rounds = self.rounds + block.rounds
+            now, rounds = block.now.state, self.rounds + block.rounds
+            reached, events = float(np.min(np.asarray(now.t))), int(np.asarray(now.events).sum())
             tick(Tick(began, reached, block.until, events, rounds, time.perf_counter() - clock))
-        return Block((np.asarray(self._state.a), np.asarray(self._state.v)), block.chunks, began, block.until)
+        return Block((np.asarray(self.state.a), np.asarray(self.state.v)), block.chunks, began, block.until)
 
     def _round(self, block: _Unfinished) -> tuple[_Unfinished, Chunk]:
         """One exchange; chains that are finished send a plan of no length and stay where they are."""
@@ -177,17 +150,17 @@ class RoundsEngine(Engine):
 
     def ask(self, now: Round, new: Bool[Array, " C"], left: Float[Array, " C"]) -> tuple[Round, np.ndarray]:
         """One exchange, after which every chain has all arrivals; returns the chains that each site was asked about."""
-        federation, itinerary = self.federation, now.itinerary
+        itinerary = now.itinerary
         assert itinerary is not None
         if not np.all(np.isfinite(np.asarray(itinerary.path.horizon))):
             raise NotFinite("coordinator", 0)
         if now.requests is not None:
             return self._ask_selected(now, itinerary, new, left)
         plan = itinerary.plan
-        if federation.needs_time:
+        if self.federation.needs_time:
             plan = dataclasses.replace(plan, time=now.state.t)
-        arrivals = jax.tree.map(lambda *x: np.stack(x), *federation.exchange(plan))
-        return dataclasses.replace(now, answers=arrivals), np.tile(np.asarray(new), (len(federation.names), 1))
+        arrivals = jax.tree.map(lambda *x: np.stack(x), *self.federation.exchange(plan))
+        return dataclasses.replace(now, answers=arrivals), np.tile(np.asarray(new), (len(self.federation.names), 1))
 
     def _ask_selected(self, now: Round, itinerary: Itinerary, new, left) -> tuple[Round, np.ndarray]:
         """One exchange with the sites whose arrivals are no longer valid; the others are sent nothing."""
@@ -200,7 +173,11 @@ class RoundsEngine(Engine):
             plans.append(plan if asked[-1].any() else None)
         answers = self.federation.ask(plans) if np.any(asked) else [None] * len(plans)
         for own, last, about, answer in zip(self.federation.columns, now.answers, asked, answers, strict=True):
-            arrivals.append(last if answer is None else _merge_arrivals(last, globalised(answer, own), about))
+            if answer is not None:
+                fresh = globalised(answer, own)
+                pairs = ((fresh.time, last.time), (fresh.rang, last.rang), (fresh.mark, last.mark))
+                last = Arrival(*(jnp.asarray(np.where(about, np.asarray(x), np.asarray(y))) for x, y in pairs))
+            arrivals.append(last)
         return dataclasses.replace(now, answers=tuple(arrivals), requests=tuple(requests)), np.asarray(asked)
 
     def arrivals(self, now: Round) -> tuple[Arrival, Bool[Array, " C"]]:
@@ -239,8 +216,3 @@ def _consider(coordinator: Coordinator, request: LastRequest, arrival: Arrival, 
         jnp.where(asked[:, None, None], rest.velocity, 0.0),
     )
     return request, plan, asked
-
-
-def _merge_arrivals(old: Arrival, new: Arrival, asked: np.ndarray) -> Arrival:
-    pairs = ((new.time, old.time), (new.rang, old.rang), (new.mark, old.mark))
-    return Arrival(*(jnp.asarray(np.where(asked, np.asarray(x), np.asarray(y))) for x, y in pairs))
