@@ -24,10 +24,10 @@ from fedpdmc.results.skeleton import Moments, Skeleton
 from fedpdmc.whitening import Bend, Reference
 
 FORMAT = 4
-# Draws of a model's variables are stored, this many of each chain: the functions that compute them are not stored.
-VARIABLES, ORIGINS, MOST_VARIABLES = "variable-", "origin-of-", 1000
-# Arrays of the state of the run, from which it can continue.
-RUN = "run-"
+VARIABLES = "variable-"  # draws of a model's variables: the functions that compute them are not stored
+MOST_VARIABLES = 1000  # of each chain
+ORIGINS = "origin-of-"  # the variables where the chains started
+RUN = "run-"  # arrays of the state of the run, from which it can continue
 COUNTS = ("messages", "bytes", "events", "gradient_evaluations", "violations")
 
 
@@ -35,9 +35,8 @@ def save(post: Posterior, path: Path, state: bool = True) -> None:
     """Write a posterior, replacing one that is there and nothing else."""
     path = Path(os.path.abspath(path))
     if path.is_file() or (path.is_dir() and any(path.iterdir()) and not _is_ours(path)):
-        raise InputError(
-            "save(path)", f"{path}, which is not a saved posterior", "Give a new path, or one of a posterior."
-        )
+        found = f"{path}, which is not a saved posterior"
+        raise InputError("save(path)", found, "Give a new path, or one of a posterior.")
     # Written next to its place and then renamed: a process that is killed while saving leaves the previous folder.
     draft, before = (path.with_name(f".{path.name}.{word}") for word in ("new", "old"))
     _write(post, draft, post.run.state() if state and post.run is not None else None)

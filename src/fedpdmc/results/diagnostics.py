@@ -38,7 +38,6 @@ def _halves(values: np.ndarray) -> np.ndarray:
 
 
 def _ess(z: np.ndarray) -> float:
-    """Effective sample size of the mean of sequences (C, n)."""
     if np.ptp(z) < np.finfo(float).resolution:
         return float(z.size)
     chains, n = z.shape
@@ -95,43 +94,26 @@ LEAST_LONG = 4  # joined sequences
 
 
 class Diagnosis(NamedTuple):
-    """What the draws show about each quantity, the energy last.
+    """What the draws show about each quantity, the energy last; means and errors are in standard deviations.
 
-    Attributes
-    ----------
-    names : list of str
-    ess, tail : (q,)
-        Bulk and tail effective sample size over all chains.
-    error : (q,)
-        Monte Carlo error of the mean, in standard deviations: from the scatter of the chains' means, which are independent;
-        with few chains from the effective sample size.
-    scatter : (q,)
-        Effective sample size from the scatter of the chains' mean ranks.
-    rhat, floor, limit : (q,)
-        Nested R-hat; its value for a stationary run with this ESS; and what such a run exceeds once in a thousand.
-    drift, drift_limit : (q,)
-        Mean of the first fifth less that of the second half, in standard deviations, and what a stationary run exceeds
-        once in a thousand.
-    begin, begin_limit : (q,)
-        Mean over chains of the first draws, in standard deviations from the mean of all, and the same limit for it.
-    apart, apart_limit : (q,)
-        Difference between chains that started far out and the others over the first half, in location or in distance from
-        the median, in standard deviations; and the same limit for it.
+    A limit is what a stationary run exceeds once in a thousand.
     """
 
     names: list[str]
-    ess: np.ndarray
+    ess: np.ndarray  # bulk effective sample size over all chains
     tail: np.ndarray
-    error: np.ndarray
-    scatter: np.ndarray
-    rhat: np.ndarray
-    floor: np.ndarray
+    error: (
+        np.ndarray
+    )  # of the mean: from the scatter of the chains' means, which are independent; with few chains from ess
+    scatter: np.ndarray  # effective sample size from the scatter of the chains' mean ranks
+    rhat: np.ndarray  # nested
+    floor: np.ndarray  # its value for a stationary run with this ESS
     limit: np.ndarray
-    drift: np.ndarray
+    drift: np.ndarray  # mean of the first fifth less that of the second half
     drift_limit: np.ndarray
-    begin: np.ndarray
+    begin: np.ndarray  # mean over chains of the first draws, from the mean of all
     begin_limit: np.ndarray
-    apart: np.ndarray
+    apart: np.ndarray  # of chains that started far out, over the first half, in location or in distance from the median
     apart_limit: np.ndarray
 
 

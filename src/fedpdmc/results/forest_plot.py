@@ -164,7 +164,6 @@ def each_site(post: Posterior, sites: Any = None, naming: Any = None) -> tuple[d
 
 @double_precision
 def _released(post: Posterior) -> dict[str, tuple[np.ndarray, np.ndarray] | None]:
-    """Mean and covariance of each site's likelihood by its control variate."""
     names = set(post.settings["sites"]) - {post.settings.get("prior_site")}
     control = {name: one for name, one in (post.reference.control or {}).items() if name in names}
     if (

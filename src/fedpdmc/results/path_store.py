@@ -172,20 +172,15 @@ class RunState(NamedTuple):
 def cannot_go_on(settings: dict[str, Any]) -> InputError:
     """Why a posterior has no run, and what to do."""
     if settings.get("exact") is False:
-        return InputError(
-            "extend",
-            "a private answer in one shot, which has no chains",
-            "Sample again, with method='exact' or more budget.",
-        )
-    if "contract" in settings:
-        return InputError(
-            "extend",
-            f"a saved posterior of study {settings['study']!r}, whose sites are on a network",
+        found = "a private answer in one shot, which has no chains"
+        remedy = "Sample again, with method='exact' or more budget."
+    elif "contract" in settings:
+        found = f"a saved posterior of study {settings['study']!r}, whose sites are on a network"
+        remedy = (
             "The study continues from the coordinator's store: fedpdmc.sample(fedpdmc.connect(contract, ..., store=folder), "
-            "ess=...), or `fedpdmc coordinator study.toml --store folder`.",
+            "ess=...), or `fedpdmc coordinator study.toml --store folder`."
         )
-    return InputError(
-        "extend",
-        "a saved posterior without the state of its run",
-        "Restore the archive from a whole copy, or sample again and save with this version of fedpdmc.",
-    )
+    else:
+        found = "a saved posterior without the state of its run"
+        remedy = "Restore the archive from a whole copy, or sample again and save with this version of fedpdmc."
+    return InputError("extend", found, remedy)

@@ -208,7 +208,6 @@ def _fit(assessment: Any) -> str:
 
 
 def _dropped(dropped: Mapping[str, tuple[int, int]]) -> str:
-    """Records that were left out, by site."""
     if not dropped:
         return ""
     shares = [f"{site} {gone:,} of {read:,} ({100 * gone / read:.0f} %)" for site, (gone, read) in dropped.items()]
@@ -217,7 +216,6 @@ def _dropped(dropped: Mapping[str, tuple[int, int]]) -> str:
 
 
 def _effects(post: Posterior, sites: Any, naming: Any) -> str:
-    """Effects on the scale of the family: a table and a forest plot of each kind, and estimates by site."""
     scale = EffectScale.of(post)
     known, values, parts = post.settings.get("effect_scale") is not None, draws_of(post), []
     for kind in scale.kinds:
@@ -259,7 +257,6 @@ def _by_site(post: Posterior, scale: EffectScale, sites: Any, naming: Any) -> st
 
 
 def _fit_at_sites(assessment: Any) -> str:
-    """The tables, and Kaplan-Meier estimates of each site over the model's survival."""
     if assessment is None:
         return ""
     body = assessment._repr_html_()

@@ -71,37 +71,17 @@ class PublicKeys(NamedTuple):
 
 
 class Itinerary(eqx.Module):
-    """A planned path: the plan that is sent, and what stays with the coordinator.
+    """A planned path: the plan that is sent, and what stays with the coordinator."""
 
-    Attributes
-    ----------
-    path : Path
-        The plan with positions and times at the start of every segment.
-    ending : (C, S)
-        How each segment ends: with nothing, a refreshment, a jump of the coordinator, or a candidate that was rejected.
-    end_a, end_v : (C, d)
-        The state at the horizon, the coordinator's last event included.
-    final : (C,)
-        Whether the horizon is the end of the block.
-    share : (C, M), optional
-        The sites' parts of the prior from the horizon on.
-    wait : (C, S + 1), optional
-        Time to the next turn at the start of every segment, and at the horizon.
-    turns : TurnSchedule, optional
-        As `Plan` has it.
-    scales : (C, S + 1, m), optional
-        Scales of the prior at the start of every segment, and at the horizon.
-    """
-
-    path: Path
-    ending: Int[Array, "C S"]
-    end_a: Float[Array, "C d"]
+    path: Path  # the plan with positions and times at the start of every segment
+    ending: Int[Array, "C S"]  # of each segment: NOTHING, or the kind of event
+    end_a: Float[Array, "C d"]  # the state at the horizon, the coordinator's last event included
     end_v: Float[Array, "C d"]
-    final: Bool[Array, " C"]
-    share: Float[Array, "C M"] | None = None
-    wait: Float[Array, "C S_and_1"] | None = None
-    turns: TurnSchedule | None = None
-    scales: Float[Array, "C S_and_1 m"] | None = None
+    final: Bool[Array, " C"]  # the horizon is the end of the block
+    share: Float[Array, "C M"] | None = None  # the sites' parts of the prior from the horizon on
+    wait: Float[Array, "C S_and_1"] | None = None  # to the next turn, at the start of every segment and at the horizon
+    turns: TurnSchedule | None = None  # as `Plan` has it
+    scales: Float[Array, "C S_and_1 m"] | None = None  # of the prior, where `wait` is
 
     @property
     def plan(self) -> Plan:
@@ -123,29 +103,16 @@ class RoundKnots(eqx.Module):
 
 
 class Coordinator(eqx.Module):
-    """Everything public: the dynamics, the public potential in whitened coordinates, the number of segments of a plan.
-
-    Parameters
-    ----------
-    dynamics : Dynamics
-    clock : Clock or None
-        Of the public potential (prior, control variates, ``−½|a|²`` for rotations); None if it is zero.
-    segments : int
-        The most segments that a plan may have.
-    redistribution : float
-        The rate at which the shares of the prior are renewed, where the sites hold it.
-    begin : float
-        The process time at which the chains start.
-    walls : Walls, optional
-        Limits of the support, at which the path turns.
-    """
+    """Everything public, in whitened coordinates."""
 
     dynamics: Dynamics
-    clock: Clock | None
-    segments: int = eqx.field(static=True)
-    redistribution: float = eqx.field(default=0.0, static=True)
-    begin: float | Float[Array, ""] = 0.0
-    walls: Walls | None = None
+    clock: Clock | None  # of the public potential (prior, control variates, −½|a|² for rotations); None if it is zero
+    segments: int = eqx.field(static=True)  # of a plan, at most
+    redistribution: float = eqx.field(
+        default=0.0, static=True
+    )  # rate at which shares of a prior that sites hold are renewed
+    begin: float | Float[Array, ""] = 0.0  # the process time at which the chains start
+    walls: Walls | None = None  # limits of the support, at which the path turns
 
     @classmethod
     def of(
@@ -219,9 +186,14 @@ class Coordinator(eqx.Module):
             passed = v, wait, ending, None if turns is None else turns[0], scales
             return (next_a, next_v, left_then, after, then), passed
 
-        (end_a, end_v, left, turns, scales), (velocity, duration, ending, waits, held) = scan_segments(
-            segment, (state.a, state.v, remaining, turns, state.scales), self._chances(keys, state)
-        )
+        first, chances = (state.a, state.v, remaining, turns, state.scales), self._chances(keys, state)
+        if self.segments == 1:
+            last, out = segment(first, jax.tree.map(lambda x: x[0], chances))
+            out = jax.tree.map(lambda x: x[:, None], out)
+        else:
+            last, out = jax.lax.scan(segment, first, chances)
+            out = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), out)
+        (end_a, end_v, left, turns, scales), (velocity, duration, ending, waits, held) = last, out
         if turns is not None:
             waits = jnp.concatenate([waits, turns[0][:, None]], 1)
         if scales is not None:
@@ -335,7 +307,6 @@ class Coordinator(eqx.Module):
         return jnp.minimum(wait, left), jnp.where(struck, ending, NOTHING), end_a, next_v
 
     def _public_arrival(self, a, v, keys: ChainKeys, number, scales, left) -> Arrival:
-        """First event of the public potential within ``left``, infinite if none."""
         chains = a.shape[0]
         if self.clock is None:
             return Arrival(jnp.full(chains, jnp.inf), jnp.zeros(chains, bool), jnp.zeros(chains, int))
@@ -403,15 +374,6 @@ def where_chains(chains: Bool[Array, " C"], new, old):
         return jnp.where(chains.reshape(chains.shape + (1,) * (x.ndim - 1)), x, y)
 
     return jax.tree.map(choose, new, old)
-
-
-def scan_segments(segment, carry, chances):
-    """Scan ``segment`` over the random inputs of each segment, and stack its outputs along axis 1."""
-    if chances[0].shape[0] == 1:
-        carry, out = segment(carry, jax.tree.map(lambda x: x[0], chances))
-        return carry, jax.tree.map(lambda x: x[:, None], out)
-    carry, out = jax.lax.scan(segment, carry, chances)
-    return carry, jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), out)
 
 
 def shares(u: Float[Array, "M C"]) -> Float[Array, "C M"]:

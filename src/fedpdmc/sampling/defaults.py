@@ -33,11 +33,11 @@ from fedpdmc.sampling.arguments import (
     public_potential,
     resolve_members,
 )
-from fedpdmc.sampling.bent_spreads import check_bend, spread_width
+from fedpdmc.sampling.bent_spreads import check_bend
 from fedpdmc.sampling.laplace_reference import Search, begin_search, laplace, linear_control, prior_mean
 from fedpdmc.sampling.mode_search import Mode, check_rays, find_mode, positive_definite
 from fedpdmc.sampling.vb_reference import vb
-from fedpdmc.whitening import LAPLACE, VB, Reference
+from fedpdmc.whitening import LAPLACE, VB, Reference, steepness
 
 # The few-rounds method takes as many chains as reach the effective samples asked for in about twenty units of time: rounds
 # are those of the slowest chain. Where a budget pays for the burn-in of every chain, there are half as many.
@@ -67,75 +67,34 @@ LATENT_BURN_IN = ((0.2, 3 * QUARTER), (0.4, 6 * QUARTER), (np.inf, SLOW_BURN_IN)
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Method:
-    """All choices of a run, as data. `fedpdmc.sampling.factory` makes the parts of the run from it.
-
-    Attributes
-    ----------
-    sites : tuple of Member
-    dim : int
-        Number of parameters.
-    prior, prior_at
-        The Gaussian prior, if there is one, and who walks with it.
-    mixture : MixturePrior or None
-        The prior itself, if it is a scale mixture and ``prior`` is its Gaussian stand-in.
-    dynamics : Dynamics
-    reference, reference_name
-    control, control_name
-        Control variates by site.
-    chains : int
-    names : list of str
-    init : array or None
-    seed : int
-    public : Potential or None
-        What the coordinator walks with, in whitened coordinates.
-    segments : int
-        The most segments of a plan.
-    redistribution : float
-        The rate at which the prior's shares are renewed; zero if they are not.
-    bounds : str
-    variables : Variables or None
-    open_dynamics : bool
-        Whether the user left the dynamics open.
-    open_chains : bool
-        Whether the user left their number and their starts open.
-    chosen : str
-        What was chosen in their place, and why.
-    first_plan : int
-        Number of the first plan.
-    constraints : pair of arrays, optional
-        ``(A, b)``: parameters are limited to ``A x ≤ b``.
-    wide_starts : bool
-        Whether a part of the chains starts farther out than the others.
-    site_event_rate : float or None
-        Events of sites that a chain meets in the long run per unit of process time, where that is known beforehand.
-    """
+    """All choices of a run, as data. `fedpdmc.sampling.factory` makes the parts of the run from it."""
 
     sites: tuple[Member, ...]
     dim: int
-    prior: Quadratic | None
-    prior_at: str
+    prior: Quadratic | None  # the Gaussian prior, if there is one
+    prior_at: str  # who walks with it
     dynamics: Dynamics
     reference: Reference
     reference_name: str
-    control: dict[str, ControlVariate]
+    control: dict[str, ControlVariate]  # by site
     control_name: str
     chains: int
     names: list[str]
     seed: int
-    public: Potential | None
-    segments: int
+    public: Potential | None  # what the coordinator walks with, in whitened coordinates
+    segments: int  # of a plan, at most
     init: np.ndarray | None = None
-    redistribution: float = 0.0
+    redistribution: float = 0.0  # the rate at which the prior's shares are renewed; zero if they are not
     bounds: str = "certified"
     variables: Variables | None = None
-    open_dynamics: bool = False
-    open_chains: bool = False
-    chosen: str = ""
-    first_plan: int = 0
-    site_event_rate: float | None = None
-    constraints: tuple[np.ndarray, np.ndarray] | None = None
-    mixture: MixturePrior | None = None
-    wide_starts: bool = False
+    open_dynamics: bool = False  # the user left the dynamics open
+    open_chains: bool = False  # the user left their number and their starts open
+    chosen: str = ""  # in place of the usual dynamics, and why
+    first_plan: int = 0  # number of the first plan
+    site_event_rate: float | None = None  # per unit of process time and chain in the long run, where known beforehand
+    constraints: tuple[np.ndarray, np.ndarray] | None = None  # (A, b): parameters are limited to A x ≤ b
+    mixture: MixturePrior | None = None  # the prior itself, if it is a scale mixture and `prior` its Gaussian stand-in
+    wide_starts: bool = False  # a part of the chains starts farther out than the others
 
     @property
     def whitened(self) -> bool:
@@ -165,7 +124,13 @@ class Method:
     @property
     def spread_width(self) -> float:
         """The largest standard deviation of a log spread in the reference; infinite where it is not known."""
-        return spread_width(self.sites, self.reference)
+        index, reference = list(next((site.spreads for site in self.sites if site.spreads), ())), self.reference
+        if not index or reference.control is None:
+            return np.inf
+        width = np.linalg.norm(np.asarray(reference.matrix)[index], axis=1)
+        if reference.bend is not None:
+            width = width * steepness(np.asarray(reference.center)[index], np.asarray(reference.bend.numbers))
+        return float(width.max())
 
     @property
     def certified(self) -> bool:
@@ -287,7 +252,6 @@ def _referenced(
     start: Any,
     names: Any,
 ) -> tuple[Reference, str, dict[str, ControlVariate], str]:
-    """The reference and the control variates, each with its name."""
     reference = usual_reference(members, dynamics) if wanted.reference is None else wanted.reference
     if wanted.bounds == "certified" and isinstance(reference, str) and reference != "identity":
         _check_enclosures(members, dynamics)
@@ -317,7 +281,6 @@ def _referenced(
 
 
 def _check_members(members: Sequence[Member], prior: Quadratic | None, prior_at: str, wanted: Settings) -> None:
-    """Check that bounds, prior and constraints are possible with these sites."""
     remote = any(not isinstance(site, Site) or site.budget is not None for site in members)
     if wanted.bounds == "adaptive" and (
         remote or any(isinstance(site, Site) and site.log is not None for site in members)
@@ -420,7 +383,6 @@ def _check_functions(
 
 @double_precision
 def _user_programs(sites: Sequence[Member]) -> list[Program]:
-    """The programs of users' functions among the sites' potentials."""
     own = [site.potential for site in sites if isinstance(site, Site) and site.model is not None]
     found = [potential.joint if isinstance(potential, LatentProgram) else potential for potential in own]
     return [potential for potential in found if isinstance(potential, Program)]
@@ -428,7 +390,6 @@ def _user_programs(sites: Sequence[Member]) -> list[Program]:
 
 @double_precision
 def _check_enclosures(sites: Sequence[Member], dynamics: Dynamics) -> None:
-    """Refuse a function that jumps or has no certified bounds before the sites are asked for anything."""
     for site in sites:
         if isinstance(site, Site) and isinstance(site.potential, RandomEffects):
             site.potential.check_continuity()
@@ -440,7 +401,6 @@ def _check_enclosures(sites: Sequence[Member], dynamics: Dynamics) -> None:
 
 
 def _check_latents(members: Sequence[Member], prior: Quadratic | None, dynamics: Dynamics) -> None:
-    """Check that dynamics, prior and groups are possible with private latents."""
     if not any(site.latents for site in members):
         return
     if dynamics.flips or not dynamics.flow.rotating:

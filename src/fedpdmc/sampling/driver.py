@@ -72,22 +72,12 @@ LATENT_BLOCK = 1.0  # process time, the least length of such blocks
 
 
 class Goal(NamedTuple):
-    """A process time that is reached in whole blocks.
-
-    Attributes
-    ----------
-    begin, until : float
-        Process time from and to which the run goes.
-    pieces : int
-        Blocks of equal length, where all knots are kept.
-    step : float
-        Length of the next block where they are not: it follows the rate of events, to bound memory.
-    """
+    """A process time that is reached in whole blocks."""
 
     begin: float
     until: float
-    pieces: int
-    step: float
+    pieces: int  # blocks of equal length, where all knots are kept
+    step: float  # length of the next block where they are not: it follows the rate of events, to bound memory
 
     @classmethod
     def to(cls, until: float, begin: float, pieces: int, memory: BlockMemory) -> Goal:
@@ -195,7 +185,7 @@ class Sampler:
         self.described: dict[str, Any] = {"prior": []}
         self.goal: Goal | None = None
         # The cost of an abandoned burn-in before this run, and of this run's burn-in.
-        self.given_up = self._cost = GivenUp.nothing(len(method.sites))
+        self.given_up = self._cost = GivenUp()
         # The last posterior and its time: diagnostics are not computed twice.
         self._made: tuple[float, Posterior] | None = None
         self._proofs: list[dict[str, Any]] | None = None
@@ -207,7 +197,7 @@ class Sampler:
         # Private sites, and priors with scales, have many events by design, which say nothing about the reference.
         watched = method.few_rounds and self.horizon is None and method.mixture is None
         remedy = LATENT_REMEDY if any(site.latents for site in method.sites) else REMEDY
-        self.distance = Distance(method.chains, method.dim, remedy) if watched else None
+        self.distance = Distance(method.chains, method.dim, remedy, watched)
         self.estimate = CostEstimate(remedies(method), method.open_chains)
         flow = method.dynamics.flow
         origin = -burn_in if method.dynamics.turns else None
@@ -227,20 +217,18 @@ class Sampler:
         With turns, the first units of time towards ``duration`` or ``ess`` belong to the same block: plans reach beyond the
         burn-in, and no chain waits at its end for the slowest. The decision does not depend on what is kept.
         """
-        joined = (
-            self.method.few_rounds and self.method.dynamics.turns and self.horizon is None and self.keep == "skeleton"
-        )
-        if self.distance is not None:
-            # Sites that remember have agreed to one method.
-            self.distance.deciding = self.method.open_dynamics and not self.engine.sites_remember
+        method = self.method
+        joined = method.few_rounds and method.dynamics.turns and self.horizon is None and self.keep == "skeleton"
+        # Sites that remember have agreed to one method.
+        self.distance.deciding = self.distance.active and self.method.open_dynamics and not self.engine.sites_remember
         try:
             with self._display(progress, "burn-in") as display:
-                most = MOST_JOINED if self.method.elsewhere else MOST_BLOCK
-                first = min(first_block(self.method, duration, ess), most) if joined else 0.0
-                latents = joined and any(site.latents for site in self.method.own_sites)
-                self._set_goal(first, fewest(self.method, first + self.burn_in_time) if latents else 1)
+                most = MOST_JOINED if method.elsewhere else MOST_BLOCK
+                first = min(first_block(method, duration, ess), most) if joined else 0.0
+                latents = joined and any(site.latents for site in method.own_sites)
+                self._set_goal(first, fewest(method, first + self.burn_in_time) if latents else 1)
                 self._reach_goal(display)
-            if self.distance is not None and (self.distance.deciding or self.method.elsewhere):
+            if self.distance.deciding or self.method.elsewhere:
                 self.distance.judge_burn_in(float(np.mean(self.burn_in_events)), self.burn_in_time)
                 self.distance.deciding = False
         except Unsuitable as found:
@@ -282,7 +270,7 @@ class Sampler:
         why = LIMITS.get(type(stopped), "Interrupted")  # type: ignore[call-overload]
         on = f" {stopped}" if type(stopped) in LIMITS else " post = post.extend(...) continues from there."
         warn(
-            f"{why}: the unfinished block is dropped, and the posterior ends at process time {self.engine.time:g}.{on}",
+            f"{why}: the unfinished block is dropped, and the posterior ends at process time {self.engine.time:g}.{on}"
         )
 
     def _display(self, wanted: bool, title: str) -> Display:
@@ -308,7 +296,8 @@ class Sampler:
             self._identity = identify(method.own_sites, method.mixture or method.prior, method.redistribution)
         choices, arrays = pack_choices(method)
         facts = {"burn_in": self.burn_in_time, "keep": self.keep, "given_up": list(self.given_up[:3])}
-        arrays |= pack_position(self.position()) | {"given_up_passes": np.asarray(self.given_up.passes)}
+        arrays |= pack_position(self.position())
+        arrays["given_up_passes"] = np.zeros(len(method.sites), np.int64) + self.given_up.passes
         return RunState(self._identity | choices | facts | {"versions": versions()}, arrays)
 
     @property
@@ -329,9 +318,8 @@ class Sampler:
         check_length(duration, ess)
         if sites is not None:
             if (state := self.state()) is None:
-                raise InputError(
-                    "sites", "given for a study on a network", "Leave it out: the connection has the sites."
-                )
+                remedy = "Leave it out: the connection has the sites."
+                raise InputError("sites", "given for a study on a network", remedy)
             members_of(state, self.method.names, sites, prior)
         for site in self.method.own_sites:
             if site.model is not None:
@@ -356,7 +344,6 @@ class Sampler:
         return following._finished()
 
     def _finished(self) -> Posterior:
-        """The posterior, after the warnings about it."""
         hand_over(self.method.own_sites, self.method.reference, self.engine)
         post = self.posterior()
         self.check_distance(min(post.ess().values()))
@@ -365,23 +352,20 @@ class Sampler:
         return post
 
     def _say_costs(self, length: float, goal: str, display: Display) -> None:
-        """Show the estimated cost of continuing by a process time."""
         method, time = self.method, self.burn_in_time + self.engine.time
         plans = self.engine.plans - method.first_plan - 1
         rounds = rounds_ahead(np.maximum(plans, 0), time, length, method.site_event_rate or 0.0)
         each = display.seconds_per_round
         seconds = None if each is None else rounds * each
-        far = self.distance is not None and self.distance.told
-        display.foresee(self.estimate.tell(rounds, seconds, goal, far), seconds)
+        display.foresee(self.estimate.tell(rounds, seconds, goal, self.distance.told), seconds)
 
     def check_distance(self, ess: float | None = None) -> None:
         """Warn if the posterior has turned out too far from its reference for the few-rounds method to be efficient.
 
         ``ess`` is the worst effective sample size, where it is known.
         """
-        if self.distance is not None:
-            events = float(np.mean(self.engine.events - self.burn_in_events))
-            self.distance.judge(events, ess, max(self.engine.time, 0.0))
+        events = float(np.mean(self.engine.events - self.burn_in_events))
+        self.distance.judge(events, ess, max(self.engine.time, 0.0))
 
     def _tick(self, display: Display) -> Callable[[Tick], None]:
         # The display counts as the posterior does, including the search for the mode and an abandoned method.
@@ -389,15 +373,10 @@ class Sampler:
 
         def tick(tick: Tick) -> None:
             display.tick(tick._replace(rounds=tick.rounds + before))
-            if self.distance is not None:
-                if self.distance.deciding:
-                    self._cost = GivenUp(
-                        tick.rounds,
-                        int(self.engine.plans.sum()),
-                        int(self.engine.state.planned.sum()),
-                        self.engine.passes,
-                    )
-                self.distance.tick(tick)
+            if self.distance.deciding:
+                made, planned = int(self.engine.plans.sum()), int(self.engine.state.planned.sum())
+                self._cost = GivenUp(tick.rounds, made, planned, self.engine.passes)
+            self.distance.tick(tick)
 
         return tick
 
@@ -469,7 +448,7 @@ class Sampler:
                 display.quality(worst)
                 if worst >= target:
                     return
-                if self.distance is not None and span - begin >= MOST_LENGTH * first:
+                if self.distance.active and span - begin >= MOST_LENGTH * first:
                     break
                 need, length = next_length(target, worst, span)
                 display.aim(span + need, target)
@@ -630,14 +609,32 @@ class SavedRun:
 
     @double_precision
     def _sampler(self, sites: Any, prior: Any) -> Sampler:
-        """A sampler that is where the saved one was.
+        """A sampler that is where the saved one was, with all its choices and the sites that were given.
 
         A site with a budget begins a new run in its ledger, with new random numbers; the observed time before is added to
         its report.
         """
         facts, arrays, post = self._state.facts, self._state.arrays, self.post
-        method = self._method(sites, prior)
-        before = post.privacy or {}
+        names, dynamics, before = post.names, post.dynamics, post.privacy or {}
+        mixture = prior if isinstance(prior, MixturePrior) else None
+        members, prior, rate = members_of(self._state, names, sites, prior)
+        choices, reference, control = unpack_choices(facts, arrays)
+        walked = prior if facts["prior_at"] == "coordinator" else None
+        method = Method(
+            sites=members,
+            dim=len(names),
+            prior=prior,
+            dynamics=dynamics,
+            reference=reference,
+            control=control,
+            chains=post.chains,
+            names=names,
+            public=public_potential(members, walked, control, reference, dynamics, mixture),
+            mixture=mixture,
+            redistribution=rate,
+            variables=variables(members, names),
+            **choices,
+        )
         for site in method.own_sites:
             if site.budget is not None:
                 check_ledger(site, before[site.name]["run"])
@@ -650,27 +647,3 @@ class SavedRun:
         sampler.store, sampler.origin = copy.copy(post.store), post.origin
         sampler.engine.federation.continue_accounts(before)
         return sampler
-
-    def _method(self, sites: Any, prior: Any) -> Method:
-        """All choices of the saved run, with the sites that were given."""
-        state, names = self._state, self.post.names
-        facts, dynamics = state.facts, self.post.dynamics
-        mixture = prior if isinstance(prior, MixturePrior) else None
-        members, prior, rate = members_of(state, names, sites, prior)
-        choices, reference, control = unpack_choices(facts, state.arrays)
-        walked = prior if facts["prior_at"] == "coordinator" else None
-        return Method(
-            sites=members,
-            dim=len(names),
-            prior=prior,
-            dynamics=dynamics,
-            reference=reference,
-            control=control,
-            chains=self.post.chains,
-            names=names,
-            public=public_potential(members, walked, control, reference, dynamics, mixture),
-            mixture=mixture,
-            redistribution=rate,
-            variables=variables(members, names),
-            **choices,
-        )

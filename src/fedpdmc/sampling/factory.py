@@ -28,10 +28,9 @@ from fedpdmc.sampling.engines import lockstep
 from fedpdmc.sampling.engines.base import Engine, Federation, JoinedFederation
 from fedpdmc.sampling.engines.compiled_loop import CompiledEngine, LocalFederation
 from fedpdmc.sampling.engines.lockstep import LockstepEngine
-from fedpdmc.sampling.engines.rounds import RoundsEngine
+from fedpdmc.sampling.engines.rounds import BudgetHorizon, PrivateSites, RoundsEngine
 from fedpdmc.sampling.laplace_reference import prior_mean
 from fedpdmc.sampling.mode_search import potential_values
-from fedpdmc.sampling.private_run import BudgetHorizon, PrivateSites
 
 # A part of the chains (`fedpdmc.results.diagnostics.wide_chains`) starts twice as far out as the others usually are, and no
 # more than so many standard deviations farther: with tens of parameters, twice is where no chain ever is. Starts at four

@@ -170,7 +170,6 @@ def _along_site(site: Site, control: dict[str, ControlVariate], reference: Refer
 
 
 def _quadratic(prior: Quadratic, x: np.ndarray) -> np.ndarray:
-    """The prior's values."""
     return np.sum(x * (0.5 * x @ np.asarray(prior.precision) + np.asarray(prior.linear)), -1)
 
 
@@ -214,20 +213,13 @@ class Unsuitable(Exception):
 class Distance:
     """Monitors a run of the few-rounds method and warns once, as soon as it is seen, that its reference is far off.
 
-    Parameters
-    ----------
-    chains, dim : int
-    remedy : str
-        What the warning advises.
-
-    Attributes
-    ----------
-    deciding : bool
-        Whether another method can still be chosen: then `Unsuitable` is raised instead of a warning.
+    ``remedy`` is what the warning advises. While ``deciding``, another method can still be chosen: then `Unsuitable` is
+    raised instead of a warning. One that is not ``active`` says nothing.
     """
 
-    def __init__(self, chains: int, dim: int = 1, remedy: str = REMEDY):
-        self.chains, self.dim, self.remedy, self.told, self.deciding = chains, dim, remedy, False, False
+    def __init__(self, chains: int, dim: int = 1, remedy: str = REMEDY, active: bool = True):
+        self.chains, self.dim, self.remedy, self.active = chains, dim, remedy, active
+        self.told = self.deciding = False
         self._began: tuple[float, int, int] | None = None
 
     def tick(self, tick: Tick) -> None:
@@ -280,7 +272,7 @@ class Distance:
     def _tell(self, reason: str) -> None:
         if self.deciding:
             raise Unsuitable(reason)
-        if not self.told:
+        if self.active and not self.told:
             self.told = True
             warn(f"The posterior is far from its reference: {reason}. {self.remedy}")
 
@@ -336,22 +328,12 @@ def remedies(method: Method) -> str | None:
 class CostEstimate:
     """A text about the expected cost of a run; warns if it is high, and again when the estimate has grown.
 
-    Parameters
-    ----------
-    remedies : str or None
-        What to do about many rounds; None: no warning.
-    usual_chains : bool
-        Whether the package chose the number of chains.
-
-    Attributes
-    ----------
-    burn_in : int
-        Rounds of the burn-in, which count as cost too.
+    ``remedies`` are for many rounds; None: no warning. ``usual_chains``: the package chose their number. ``burn_in`` are the
+    rounds of the burn-in, which count as cost too.
     """
 
     def __init__(self, remedies: str | None, usual_chains: bool = False):
-        self.remedies, self._told = remedies, 0.0
-        self.burn_in = 0
+        self.remedies, self._told, self.burn_in = remedies, 0.0, 0
         self._many = MANY_WITH_USUAL_CHAINS if usual_chains else MANY_ROUNDS
 
     def tell(self, rounds: float, seconds: float | None, goal: str, far: bool = False) -> str:
@@ -373,15 +355,10 @@ class CostEstimate:
 class GivenUp(NamedTuple):
     """The cost of an abandoned burn-in: rounds, plans and segments of all chains, passes of each site."""
 
-    rounds: int
-    plans: int
-    segments: int
-    passes: np.ndarray
-
-    @classmethod
-    def nothing(cls, sites: int) -> GivenUp:
-        """No burn-in was abandoned."""
-        return cls(0, 0, 0, np.zeros(sites, np.int64))
+    rounds: int = 0
+    plans: int = 0
+    segments: int = 0
+    passes: np.ndarray | int = 0
 
 
 def message_bytes(plans: int, segments: int, sent: int, flips: bool, share: bool = False) -> tuple[int, int]:

@@ -43,26 +43,14 @@ class Position(NamedTuple):
     """The position of a run between two blocks.
 
     Every random number is a function of a key, a chain and the number of a plan, so this and the keys decide what follows.
-
-    Attributes
-    ----------
-    chains : State
-    rounds : int
-        Rounds so far.
-    asked : (2, sites)
-        Of each site: exchanges that it took part in, and plans of single chains that it was sent.
-    passes, violations : (sites,)
-        Passes over each site's records, and rates seen above bounds that are not certified.
-    burn_in_events : (chains,)
-        Jumps of each chain in the burn-in.
     """
 
     chains: State
-    rounds: int
-    asked: np.ndarray
-    passes: np.ndarray
-    violations: np.ndarray
-    burn_in_events: np.ndarray
+    rounds: int  # so far
+    asked: np.ndarray  # (2, sites): exchanges of each site, and plans of single chains that it was sent
+    passes: np.ndarray  # (sites,): over each site's records
+    violations: np.ndarray  # (sites,): rates seen above bounds that are not certified
+    burn_in_events: np.ndarray  # (chains,): jumps in the burn-in
 
 
 def pack_position(position: Position) -> dict[str, np.ndarray]:

@@ -13,7 +13,7 @@ from fedpdmc.console.warnings import warn
 from fedpdmc.members.site import Member
 from fedpdmc.models.mixture_prior import StandIn
 from fedpdmc.results.verdict import NARROW
-from fedpdmc.sampling.bent_spreads import bendable, bending, profile_points
+from fedpdmc.sampling.bent_spreads import AWAY, bendable, bending
 from fedpdmc.sampling.laplace_reference import Search, begin_search, noisy_laplace
 from fedpdmc.sampling.mode_search import Mode, Point, positive_definite, root_of_inverse
 from fedpdmc.whitening import LAPLACE, VB, Bend, Reference, Starts
@@ -182,7 +182,7 @@ def search_vb(
 
 def _may_bend(points: int | None, rounds: int, spreads: tuple[int, ...]) -> bool:
     """Whether a contract allows a profile and an average, another one if that cannot be used, and the exact one."""
-    needed = rounds + profile_points(spreads) + 3
+    needed = rounds + len(spreads) * len(AWAY) + 3
     if points is None or needed <= points:
         return True
     warn(
@@ -327,7 +327,6 @@ class Tails:
             self._note(scale @ shift, (1 + GUESSED * unseen) / widest)
 
     def _take_off(self, dual: np.ndarray, ratio: float, now: float) -> None:
-        """Widen the variance along a direction, which is ``now``, to a ratio."""
         column = dual * np.sqrt((1 - now / ratio) / now)
         self.wide = np.c_[self.wide, column]
         self.precision = self.precision - np.outer(column, column)
@@ -365,7 +364,6 @@ class Tails:
         return ways, of
 
     def _widen(self, ways: list[np.ndarray], of: list[str]) -> None:
-        """Widen along directions of unit variance, as the larger of the tails of each needs."""
         ratios = [_ratio(slope) for slope in self._slopes(ways)]
         if max(ratios) < WORTH_IT:
             return
@@ -379,7 +377,7 @@ class Tails:
             own = [i for i in range(len(of)) if of[i] == k]
             best = max(own, key=lambda i: ratios[i])
             # The variance along the direction, which others may have widened.
-            dual = self._unit_dual(ways[best])
+            dual = self.first @ ways[best]
             now = float(dual @ np.linalg.solve(self.precision, dual))
             most = MOST_TAIL * float(dual @ np.linalg.solve(self.first, dual))
             if ratios[best] > most:
@@ -394,13 +392,9 @@ class Tails:
             for i in own:
                 if min(ratios[i], most) >= LEAST_TAIL * now:
                     more = np.sqrt(min(ratios[i], most) / now) - 1
-                    self.stretch.append((self._unit_dual(ways[i]), more * ways[i]))
+                    self.stretch.append((self.first @ ways[i], more * ways[i]))
         if self.wide.size:
             self._follow_ridges(ways)
-
-    def _unit_dual(self, way: np.ndarray) -> np.ndarray:
-        """The linear form that is one along a direction of unit variance and zero across it."""
-        return self.first @ way
 
     def _slopes(self, ways: Sequence[np.ndarray]) -> list[float]:
         """Slopes of U along directions, where U is least across them: by a Newton step, and a look whether it was one."""
@@ -485,7 +479,7 @@ class Tails:
 
     def _narrowness(self, way: np.ndarray, at: Point) -> float:
         """Half the log determinant of the curvature across a direction."""
-        basis = np.linalg.svd(self._unit_dual(way)[:, None])[0][:, 1:]
+        basis = np.linalg.svd((self.first @ way)[:, None])[0][:, 1:]
         return 0.5 * float(np.linalg.slogdet(positive_definite(basis.T @ at.hessian @ basis))[1]) if basis.size else 0.0
 
     def _across(self, way: np.ndarray, at: Point) -> tuple[float, np.ndarray]:
@@ -493,7 +487,7 @@ class Tails:
         if not (np.all(np.isfinite(at.gradient)) and np.all(np.isfinite(at.hessian))):
             return np.nan, np.zeros_like(way)
         # A basis of what is uncorrelated with the direction: the dual form is zero on it.
-        dual = self._unit_dual(way)
+        dual = self.first @ way
         basis = np.linalg.svd(dual[:, None])[0][:, 1:]
         if not basis.size:
             return float(way @ at.gradient), np.zeros_like(way)
@@ -502,7 +496,6 @@ class Tails:
         return float(way @ at.gradient - way @ at.hessian @ basis @ move), -basis @ move
 
     def _ask(self, points: list[np.ndarray]) -> list[Point]:
-        """One round for all points."""
         self.rounds += 1
         return [self.search.ask(point) for point in points]
 

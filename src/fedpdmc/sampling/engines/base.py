@@ -26,31 +26,17 @@ Log = Callable[[Plan, Arrival], None]
 
 
 class Federation(abc.ABC):
-    """A way to bring plans to sites and arrivals back from them.
+    """A way to bring plans to sites and arrivals back from them."""
 
-    Attributes
-    ----------
-    names : tuple of str
-        The sites, in the order of the arrivals.
-    columns : list of arrays or None
-        The coordinates that each site is sent; None for all.
-    clocks, choices : mapping
-        Of the sites in this process: the clock of each, and why it has that, as far as they are known here.
-    bytes : array or None
-        Messages and bytes between the coordinator and each site so far, if counted.
-    needs_time : bool
-        Whether sites must know the process time at which a plan begins: those with private latents on a network.
-    until : float
-        The end of the block under way.
-    """
-
-    names: tuple[str, ...]
-    columns: list[np.ndarray | None]
-    clocks: Mapping[str, Clock] = MappingProxyType({})
-    choices: Mapping[str, dict[str, Any]] = MappingProxyType({})
-    bytes: np.ndarray | None = None
-    needs_time: bool = False
-    until: float = 0.0
+    names: tuple[str, ...]  # of the sites, in the order of the arrivals
+    columns: list[np.ndarray | None]  # the coordinates that each site is sent; None for all
+    clocks: Mapping[str, Clock] = MappingProxyType({})  # of the sites in this process
+    choices: Mapping[str, dict[str, Any]] = MappingProxyType(
+        {}
+    )  # why they have these clocks, as far as it is known here
+    bytes: np.ndarray | None = None  # messages and bytes between the coordinator and each site so far, if counted
+    needs_time: bool = False  # sites must know when a plan begins: those with private latents on a network
+    until: float = 0.0  # the end of the block under way
 
     @abc.abstractmethod
     def ask(self, plans: Sequence[Plan | None]) -> list[Arrival | None]:
@@ -106,7 +92,6 @@ class JoinedFederation(Federation):
         self.needs_time = any(part.needs_time for part in self.parts)
 
     def _in_order(self, values: Iterable[Iterable[Any]]) -> list[Any]:
-        """One value for each site, from those of the parts."""
         found = {}
         for part, own in zip(self.parts, values, strict=True):
             found |= dict(zip(part.names, own, strict=True))
@@ -159,21 +144,11 @@ class JoinedFederation(Federation):
 
 
 class BlockMemory(NamedTuple):
-    """How the blocks of a run are divided so that their knots fit into memory (``keep="draws"``).
+    """How the blocks of a run are divided so that their knots fit into memory (``keep="draws"``)."""
 
-    Attributes
-    ----------
-    most : int
-        Bytes that a block may take.
-    per_round : int
-        Bytes of a round apart from its numbers.
-    first : float
-        The largest process time of the first block: the memory for an event is known after it.
-    """
-
-    most: int
-    per_round: int = 0
-    first: float = float("inf")
+    most: int  # bytes of a block
+    per_round: int = 0  # bytes of a round apart from its numbers
+    first: float = float("inf")  # largest process time of the first block: the memory for an event is known after it
 
 
 class Engine(abc.ABC):

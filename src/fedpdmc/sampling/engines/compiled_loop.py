@@ -42,23 +42,16 @@ LEAST_FILLED = 0.5  # share of a record that is knots, with which it is kept as 
 
 
 class Record(eqx.Module):
-    """Rows of knots, chain after chain.
+    """Rows of knots, chain after chain."""
 
-    Attributes
-    ----------
-    numbers : (C, rows, S, 1 + d)
-        Time and position of a knot side by side: one write for each chain and row.
-    velocities : (C, rows, S, d), or (C, rows, S, ⌈d/8⌉) bytes
-        Velocities, or the bits of their signs as `fedpdmc.results.skeleton.signs` has them.
-    valid : (C, rows, S)
-    asked : (sites, C, rows), optional
-        Number of the plan that a site was asked about in a row, −1 if it was not; None where every site always is.
-    """
-
-    numbers: Float[Array, "C rows S n"]
-    velocities: Float[Array, "C rows S d"] | UInt8[Array, "C rows S bytes"]
+    numbers: Float[Array, "C rows S n"]  # time and position of a knot side by side: one write for each chain and row
+    velocities: (
+        Float[Array, "C rows S d"] | UInt8[Array, "C rows S bytes"]
+    )  # or the bits of their signs (`skeleton.signs`)
     valid: Bool[Array, "C rows S"]
-    asked: Int[Array, "sites C rows"] | None = None
+    asked: Int[Array, "sites C rows"] | None = (
+        None  # number of the plan asked about, −1 for none; None: every site always
+    )
 
     @classmethod
     def empty(cls, rows: int, chains: int, dim: int, segments: int, signs: bool, sites: int | None = None) -> Record:
@@ -117,24 +110,12 @@ class Record(eqx.Module):
 
 
 class Group(eqx.Module):
-    """Sites whose clocks have the same structure and shapes, stacked along the first axis.
-
-    Attributes
-    ----------
-    clock : Clock
-        Stacked over the G sites.
-    keys : (G, C, words)
-        The sites' secret keys, by chain.
-    columns : (G, k) or None
-        The coordinates that each site is sent; None for all.
-    place : (G,)
-        Each site's place in the federation.
-    """
+    """Sites whose clocks have the same structure and shapes, stacked along the first axis."""
 
     clock: Clock
-    keys: UInt32[Array, "G C words"]
-    columns: Int[Array, "G k"] | None
-    place: Int[Array, " G"]
+    keys: UInt32[Array, "G C words"]  # the sites' secret keys, by chain
+    columns: Int[Array, "G k"] | None  # the coordinates that each site is sent; None for all
+    place: Int[Array, " G"]  # in the federation
 
     @property
     def size(self) -> int:
@@ -193,7 +174,6 @@ _answer = compiled(answer)
 
 
 def _group(clocks, columns, keys) -> tuple[Group, ...]:
-    """Stack the sites whose clocks have one structure."""
     members: dict[Any, list[int]] = {}
     for i, (clock, own) in enumerate(zip(clocks, columns, strict=True)):
         leaves, structure = jax.tree.flatten(clock)
@@ -212,6 +192,7 @@ def _stacked(*arrays) -> Array:
     return on_device(np.stack([np.asarray(array) for array in arrays]))
 
 
+@once
 def begin(groups: tuple[Group, ...], coordinator: Coordinator, state: State) -> Round:
     """A run before its first round."""
     chains, dim = state.a.shape
@@ -232,7 +213,7 @@ def begin(groups: tuple[Group, ...], coordinator: Coordinator, state: State) -> 
         requests = tuple(
             one_round.first_request(chains, s, size, (group.size,)) for size, group in zip(own, groups, strict=True)
         )
-    return Round(state, never, walks, itinerary, requests, jnp.array(False))
+    return strong_types(Round(state, never, walks, itinerary, requests, jnp.array(False)))
 
 
 def run_chunk(
@@ -313,7 +294,6 @@ class Walkers(eqx.Module):
 
 
 def _walks(groups: Sequence[Group], states) -> list[Walk]:
-    """The walks of all sites, stacked by group."""
     return [jax.vmap(lambda c, w: c.walk(w))(g.clock, w) for g, w in zip(groups, states, strict=True)]
 
 
@@ -355,7 +335,6 @@ def _walk_on(groups: tuple[Group, ...], walks, path: Path, new, to_the_end: bool
 
 
 def _steps(groups: tuple[Group, ...], walks, path: Path, new) -> tuple:
-    """One step of every site."""
     if sum(group.size for group in groups) > 1:
         # The earliest arrival found so far on each chain; infinite where none is, and where a plan is new.
         times = [jnp.where(w.done & w.rang & ~new, w.time, jnp.inf) for w in _walks(groups, walks)]
@@ -378,7 +357,6 @@ def _step(group: Group, walks, path: Path, new):
 
 
 def _arrival(group: Group, walk: Walk) -> Arrival:
-    """The arrivals of a group, with marks in the federation's coordinates."""
     mark = walk.mark if group.clock.dynamics.flips else walk.normal
     if group.columns is not None:
         mark = jnp.take_along_axis(group.columns, mark, 1)
@@ -401,11 +379,6 @@ _run_chunk_of_latents = compiled(run_chunk, quickly=True)
 @once
 def _to_z(group: Group, a, walks):
     return group.each(lambda clock, _, walk: clock.potential.to_z(a, walk.settled), walks)
-
-
-@once
-def _begin(groups, coordinator: Coordinator, state: State) -> Round:
-    return strong_types(begin(groups, coordinator, state))
 
 
 class CompiledEngine(Engine):
@@ -433,7 +406,7 @@ class CompiledEngine(Engine):
         return self.coordinator.segments
 
     def _start(self, state: State) -> None:
-        self.progress = _begin(self.federation.groups, self.coordinator, state)
+        self.progress = begin(self.federation.groups, self.coordinator, state)
         self._first_requests = self.progress.requests
         self.selective = self._first_requests is not None
 
@@ -457,7 +430,6 @@ class CompiledEngine(Engine):
         return self.time, int(self.events.sum()), int((self.plans - first).max())
 
     def _check_faults(self) -> None:
-        """Raise the first fault of any site, with the operation that is not finite where it is known."""
         federation, now = self.federation, self.progress
         walks = [group.clock.walk(state) for group, state in zip(federation.groups, now.answers, strict=True)]
         faults = np.concatenate([np.asarray(walk.fault) for walk in walks])
@@ -489,7 +461,6 @@ class CompiledEngine(Engine):
         return counts
 
     def _latents(self, of_group: Callable[[Group, Any], Array]) -> dict[str, np.ndarray]:
-        """What is known of each site's private latents, by name."""
         found = {}
         for group, walks in zip(self.federation.groups, self.progress.answers, strict=True):
             if isinstance(group.clock, LatentClock):

@@ -223,7 +223,6 @@ def _random_wait(coordinator: Coordinator, keys: PublicKeys, number, draws) -> F
 
 
 def _planned(coordinator: Coordinator, step: Step, new: Bool[Array, " C"], until) -> Step:
-    """The chains with a new plan counted where one begins."""
     reach = coordinator.reach(state_of(step)) if coordinator.segments > 1 else jnp.full_like(step.t, jnp.inf)
     ahead = jnp.minimum(reach, until - step.t)
     rate = coordinator.dynamics.refresh_rate if step.turns is None else 1 / QUARTER
@@ -292,7 +291,6 @@ def _sharpened(groups, a, v, found: Found, hit) -> tuple[Bool[Array, " C"], Foun
 
 
 def _bounded(group, place: int, a, v, sites, index, bounds):
-    """The bounds at the positions of some chains."""
     position, velocity = (x.at[:, index].get(mode="clip").T for x in (a, v))
     site = jnp.clip(sites.at[index].get(mode="clip") - place, 0, group.size - 1)
 
@@ -332,7 +330,6 @@ def _served(groups, a, v, found: Found, hit, passes, fault, number):
 
 
 def _serve(group, place: int, a, found: Found, number, index, state):
-    """Some of the chains that wait for the sites of a group."""
     v, accepted, passes, fault = state
     position, velocity = (x.at[:, index].get(mode="clip").T for x in (a, v))
     some = Found(*gathered(index, tuple(found)))

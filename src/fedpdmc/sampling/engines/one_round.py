@@ -30,24 +30,12 @@ from fedpdmc.sampling.coordinator import Coordinator, Itinerary, PublicKeys, Rou
 
 
 class LastRequest(eqx.Module):
-    """What a site was last asked, by chain; or the sites of a group, stacked.
+    """What a site was last asked, by chain; or the sites of a group, stacked."""
 
-    Attributes
-    ----------
-    path : Path
-        The site's own coordinates from the start of the plan with which it was asked, to the end of the block.
-    lead : (C,)
-        The start of that plan, as a time of the present one: zero or negative.
-    rest : Path
-        The part of the path that the site was sent.
-    since : (C,)
-        Where that part starts: the site is known to be silent before.
-    """
-
-    path: Path
-    lead: Float[Array, "*G C"]
-    rest: Path
-    since: Float[Array, "*G C"]
+    path: Path  # its own coordinates from the start of the plan with which it was asked, to the end of the block
+    lead: Float[Array, "*G C"]  # the start of that plan, as a time of the present one: zero or negative
+    rest: Path  # the part of the path that the site was sent
+    since: Float[Array, "*G C"]  # where that part starts: the site is known to be silent before
 
     def time(self, time: Float[Array, "*G C"]) -> Float[Array, "*G C"]:
         """A time of the part that was sent, as a time of the present plan."""
@@ -59,29 +47,14 @@ class LastRequest(eqx.Module):
 
 
 class Round(eqx.Module):
-    """Where the chains are between the two halves of a round.
-
-    Attributes
-    ----------
-    state : State
-    open : (C,)
-        The chains whose plan has not been answered by all sites.
-    answers : pytree
-        What `SitesInRound` know of the sites' answers.
-    itinerary : Itinerary or None
-        The plans under way; None where no chain is open.
-    requests : tuple of LastRequest, optional
-        What each site or group of sites was last asked; None where every site is asked about every plan.
-    broken : bool
-        Whether a site cannot go on, or a plan is not finite.
-    """
+    """Where the chains are between the two halves of a round."""
 
     state: State
-    open: Bool[Array, " C"]
-    answers: Any
-    itinerary: Itinerary | None = None
-    requests: tuple[LastRequest, ...] | None = None
-    broken: Bool[Array, ""] | bool = False
+    open: Bool[Array, " C"]  # the chains whose plan has not been answered by all sites
+    answers: Any  # what `SitesInRound` know of the sites' answers
+    itinerary: Itinerary | None = None  # the plans under way; None where no chain is open
+    requests: tuple[LastRequest, ...] | None = None  # by site or group; None where every site is asked about every plan
+    broken: Bool[Array, ""] | bool = False  # a site cannot go on, or a plan is not finite
 
 
 @runtime_checkable
@@ -102,14 +75,6 @@ class SitesInRound(Protocol):
     def cut(self, answers: Any, path: Path, elapsed: Float[Array, " C"], ready: Bool[Array, " C"]) -> Any:
         """The answers after the plans of ``ready`` chains have ended, ``elapsed`` after their start."""
         ...
-
-
-def one_round(
-    coordinator: Coordinator, keys: PublicKeys, now: Round, sites: SitesInRound, until: Float[Array, "*C"]
-) -> tuple[Round, RoundKnots, Any]:
-    """Both halves: `plan_and_ask`, then `move_on`."""
-    now, asked = plan_and_ask(coordinator, keys, now, sites, until)
-    return *move_on(coordinator, now, sites, until), asked
 
 
 def plan_and_ask(
