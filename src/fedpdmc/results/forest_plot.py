@@ -20,8 +20,8 @@ from fedpdmc.validation import interval_ends, suggest
 if TYPE_CHECKING:
     from fedpdmc.results.posterior import Posterior
 
-# Draws of a posterior, over all chains; and of the Gaussian of one site, a power of two.
-DRAWS, SITE_DRAWS = 8000, 4096
+DRAWS = 8000  # of a posterior, over all chains
+SITE_DRAWS = 4096  # of the Gaussian of one site, a power of two
 HAVE = "Posteriors of fedpdmc.sites and of contracts know theirs."
 
 
@@ -188,15 +188,15 @@ def _released(post: Posterior) -> dict[str, tuple[np.ndarray, np.ndarray] | None
     return found
 
 
-# A report replaces ink by the page's text colour; the accent is legible on light and dark backgrounds.
-INK, ACCENT = "#000000", "#2a7ab0"
+INK = "#000000"  # a report replaces it by the page's text colour
+ACCENT = "#2a7ab0"  # legible on light and dark backgrounds
 MOST_ROWS = 40
-# Inches: width, height of a row, and what is above and below the rows.
-WIDTH, ROW, FRAME = 7.0, 0.3, 1.1
-# Intervals are cut, with an arrow, this many median half-widths beyond the outermost medians.
-REACH = 5.0
-# Points: the side of the largest square, and of the smallest.
-LARGEST, SMALLEST = 11.0, 3.0
+WIDTH = 7.0  # inches
+ROW = 0.3  # inches, the height of a row
+FRAME = 1.1  # inches above and below the rows
+REACH = 5.0  # median half-widths beyond the outermost medians at which intervals are cut, with an arrow
+LARGEST = 11.0  # points, the side of the largest square
+SMALLEST = 3.0  # points, that of the smallest
 LONGEST_NAME = 34
 
 

@@ -35,8 +35,9 @@ from fedpdmc.validation import LEVEL
 if TYPE_CHECKING:
     from fedpdmc.results.posterior import Posterior
 
-# Coefficients whose estimates are drawn by site; columns of a table that is not wrapped; inches of a figure.
-MOST_BY_SITE, MOST_COLUMNS, WIDTH = 6, 10, 5.4
+MOST_BY_SITE = 6  # coefficients whose estimates are drawn by site
+MOST_COLUMNS = 10  # of a table that is not wrapped
+WIDTH = 5.4  # inches of a figure
 MOST_UNEVEN = 50.0  # ratio of the widest to the narrowest posterior on one axis
 INCREMENTS = (
     "Per increment in brackets, in the column's own units; a level against the first one, a column of zeros and ones from 0 "
@@ -351,10 +352,11 @@ def methods_text(post: Posterior, about: Sequence[str]) -> str:
     )
 
 
-MOST_DENSITIES, MOST_PATHS, PATH_TIME = 12, 3, 30.0
-BINS = 60
-# Number of characters of a name that are drawn.
-LONGEST_NAME = 24
+MOST_DENSITIES = 12  # that are drawn
+MOST_PATHS = 3  # coordinates whose paths are drawn
+PATH_TIME = 30.0  # process time of a path
+BINS = 60  # of a density
+LONGEST_NAME = 24  # characters of a name that are drawn
 
 
 def as_svg(figure: Figure, title: str) -> str:

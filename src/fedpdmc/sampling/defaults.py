@@ -252,13 +252,7 @@ def _referenced(
     start: Any,
     names: Any,
 ) -> tuple[Reference, str, dict[str, ControlVariate], str]:
-    reference = usual_reference(members, dynamics) if wanted.reference is None else wanted.reference
-    if wanted.bounds == "certified" and isinstance(reference, str) and reference != "identity":
-        _check_enclosures(members, dynamics)
-    optional = wanted.reference is None and wanted.dynamics is not None
-    found, name = make_reference(
-        members, prior, reference, start=start, optional=optional, dim=dim, names=names, bend=wanted.constraints is None
-    )
+    found, name = _make_reference(wanted, members, prior, dynamics, dim, start, names)
     if start is not None and not found.name:
         check_rays(members, start, np.asarray(found.matrix))
     control_name = wanted.control
@@ -513,22 +507,20 @@ def usual_reference(sites: Sequence[Member], dynamics: Dynamics) -> str:
     return VB if dynamics.flow.rotating else LAPLACE
 
 
-def make_reference(
+def _make_reference(
+    wanted: Settings,
     sites: Sequence[Member],
     prior: Quadratic | None,
-    reference: Reference | str,
-    *,
-    start: np.ndarray | None,
-    optional: bool,
+    dynamics: Dynamics,
     dim: int,
+    start: np.ndarray | None,
     names: list[str] | None,
-    bend: bool = True,
 ) -> tuple[Reference, str]:
-    """The reference and its name.
-
-    ``optional``: a reference from the sites' derivatives was not requested. If none exists, the identity is used. ``bend``:
-    whether log spreads may be bent; not with constraints.
-    """
+    reference = usual_reference(sites, dynamics) if wanted.reference is None else wanted.reference
+    if wanted.bounds == "certified" and isinstance(reference, str) and reference != "identity":
+        _check_enclosures(sites, dynamics)
+    # With constraints, log spreads are not bent, and modes may be outside of them.
+    free = wanted.constraints is None
     if isinstance(reference, Reference):
         found = check_reference(reference, dim)
         check_bend(sites, prior, found.bend)
@@ -539,10 +531,12 @@ def make_reference(
         return identity, reference
     try:
         if reference == VB:
-            found = vb(sites, prior, start=start, names=names, bend=bend)
+            found = vb(sites, prior, start=start, names=names, bend=free)
         else:
             found = laplace(sites, prior, start=start, names=names)
     except (ImproperPosterior, NoMode, ModeNotFound, NotFinite) as error:
+        # If a reference from the sites' derivatives was not asked for and none exists, the identity is used.
+        optional = wanted.reference is None and wanted.dynamics is not None
         if not optional or (prior is None and isinstance(error, (ImproperPosterior, NotFinite))):
             raise
         warn(
@@ -555,8 +549,7 @@ def make_reference(
         # Standard deviations of the Laplace approximation, one for each parameter.
         sds = scale if found.diagonal else jnp.sqrt(jnp.sum(scale**2, 1))
         return dataclasses.replace(found, scale_tril=sds), reference
-    # With constraints, modes may be outside of them.
-    modes, rounds = other_modes(sites, prior, found) if bend else ((), 0)
+    modes, rounds = other_modes(sites, prior, found) if free else ((), 0)
     return dataclasses.replace(found, modes=modes, rounds=found.rounds + rounds), found.name
 
 
@@ -568,10 +561,6 @@ ASIDE = 0.3  # distance of the first start from the centre, in standard deviatio
 TOLERANCE = 0.1  # standard deviations to a mode
 SAME = 2.0  # standard deviations within which two modes count as one
 LEAST_SHARE = 1e-3  # of the posterior's mass, below which a mode is left out
-
-
-class _Enough(Exception):
-    """A search that has taken its steps."""
 
 
 @double_precision
@@ -629,8 +618,6 @@ def _descend(search: Search, start: np.ndarray) -> tuple[Mode | None, int]:
 
     def ask(x: np.ndarray):
         nonlocal steps
-        if steps >= MOST_STEPS:
-            raise _Enough
         steps += 1
         return search.ask(x)
 
@@ -638,8 +625,8 @@ def _descend(search: Search, start: np.ndarray) -> tuple[Mode | None, int]:
         first = ask(start)
         if not (np.isfinite(first.value) and np.all(np.isfinite(first.hessian))):
             return None, steps
-        found = find_mode(ask, first, TOLERANCE, False)
-    except (FedPDMCError, _Enough):
+        found = find_mode(ask, first, TOLERANCE, False, most=MOST_STEPS)
+    except FedPDMCError:
         return None, steps
     proper = np.linalg.eigvalsh(found.point.hessian)[0] > 0
     return (found if proper else None), steps

@@ -98,15 +98,13 @@ def flattest_tail(
     ways = np.concatenate([np.diag(spread), scale.T])
     ways = np.concatenate([ways, -ways])
     points = np.asarray(reference.center) + np.asarray(TAIL)[:, None, None] * ways
-    energy = np.zeros(points.shape[:2]) if prior is None else _quadratic(prior, points)
     # In the shape of all rays, of which only the first are filled, so that nothing is compiled again.
     count = -(-points[..., 0].size // (NEAR + FAR))
     rays = np.zeros((max(2 * _pairs(sites, dim), count), NEAR + FAR, dim))
     rays.reshape(-1, dim)[: points[..., 0].size] = points.reshape(-1, dim)
-    for site in sites:
-        value = _along_site(site, control, reference, rays, count)[0]
-        energy = energy + value.ravel()[: points[..., 0].size].reshape(points.shape[:2])
     with np.errstate(invalid="ignore"):
+        energy = _along_rays(sites, prior, control, reference, rays, count)[0]
+        energy = energy.ravel()[: points[..., 0].size].reshape(points.shape[:2])
         slope = np.diff(energy, axis=0)[0] / (TAIL[1] - TAIL[0])
     slope = np.where(np.isnan(slope), np.inf, slope)
     least = int(np.argmin(slope))
@@ -137,12 +135,8 @@ def site_event_rate(
     rays = np.random.default_rng(0).standard_normal((pairs, dim))
     rays = np.concatenate([rays, -rays]) / np.linalg.norm(np.concatenate([rays, rays]), axis=1, keepdims=True)
     points = reference.to_x(rays[:, None, :] * radii[:, None])
-    energy = np.zeros(points.shape[:2]) if prior is None else _quadratic(prior, points)
-    rate = np.zeros(points.shape[:2])
     with np.errstate(invalid="ignore", over="ignore"):
-        for site in sites:
-            value, slope = _along_site(site, control, reference, points, len(points))
-            energy, rate = energy + value, rate + slope
+        energy, rate = _along_rays(sites, prior, control, reference, points, len(points))
         log_weight = np.log(steps) + (dim - 1) * np.log(radii) - np.where(np.isnan(energy), np.inf, energy)
         weight = np.exp(log_weight - log_weight.max())
     if not np.all(np.isfinite(weight)):
@@ -160,17 +154,18 @@ def _pairs(sites: tuple[Site, ...], dim: int) -> int:
     return 1 if dim == 1 else min(PAIRS, int(MOST_VALUES / work))
 
 
-def _along_site(site: Site, control: dict[str, ControlVariate], reference: Reference, points: np.ndarray, count: int):
-    """Values of a site's potential, and norms of its whitened gradient minus the control variate's, on the first rays."""
-    own = slice(None) if site.coordinates is None else np.asarray(site.coordinates)
-    quadratic = control[site.name].quadratic if site.name in control else None
-    rows = np.asarray(reference.matrix)[own]
-    found = _along(bare(site.potential), quadratic, points[..., own], rows, np.int64(count))
-    return tuple(np.asarray(x) for x in found)
-
-
-def _quadratic(prior: Quadratic, x: np.ndarray) -> np.ndarray:
-    return np.sum(x * (0.5 * x @ np.asarray(prior.precision) + np.asarray(prior.linear)), -1)
+def _along_rays(sites, prior, control, reference, points: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """U at points, and the sum over sites of norms of whitened gradients less the control variates', on the first rays."""
+    energy = rate = np.zeros(points.shape[:2])
+    if prior is not None:
+        energy = np.sum(points * (0.5 * points @ np.asarray(prior.precision) + np.asarray(prior.linear)), -1)
+    for site in sites:
+        own = slice(None) if site.coordinates is None else np.asarray(site.coordinates)
+        quadratic = control[site.name].quadratic if site.name in control else None
+        rows = np.asarray(reference.matrix)[own]
+        value, slope = _along(bare(site.potential), quadratic, points[..., own], rows, np.int64(count))
+        energy, rate = energy + np.asarray(value), rate + np.asarray(slope)
+    return energy, rate
 
 
 @once

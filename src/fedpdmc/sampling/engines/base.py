@@ -37,6 +37,7 @@ class Federation(abc.ABC):
     bytes: np.ndarray | None = None  # messages and bytes between the coordinator and each site so far, if counted
     needs_time: bool = False  # sites must know when a plan begins: those with private latents on a network
     until: float = 0.0  # the end of the block under way
+    parts: Sequence[Federation] = ()  # of several that are joined
 
     @abc.abstractmethod
     def ask(self, plans: Sequence[Plan | None]) -> list[Arrival | None]:
@@ -47,13 +48,14 @@ class Federation(abc.ABC):
 
     def exchange(self, plan: Plan) -> list[Arrival]:
         """One round with every site: their arrivals along the plan, in the order of `names`."""
-        answers = self.ask([restricted(plan, own, place) for place, own in enumerate(self.columns)])
+        plans: list[Plan | None] = []
+        for place, own in enumerate(self.columns):
+            share = None if plan.share is None else plan.share[:, place]
+            index = slice(None) if own is None else own
+            part = Plan(plan.number, plan.start[:, index], plan.duration, plan.velocity[..., index], share)
+            plans.append(plan if own is None and share is None else part)
+        answers = self.ask(plans)
         return [globalised(a, own) for a, own in zip(answers, self.columns, strict=True) if a is not None]
-
-    @property
-    def accounts(self) -> list[AccountStatus]:
-        """The account of each site that has one."""
-        return []
 
     @property
     def evaluations(self) -> np.ndarray:
@@ -61,12 +63,19 @@ class Federation(abc.ABC):
         return np.zeros(len(self.names), dtype=np.int64)
 
     @property
+    def accounts(self) -> list[AccountStatus]:
+        """The account of each site that has one."""
+        return [account for part in self.parts for account in part.accounts]
+
+    @property
     def privacy(self) -> dict[str, Any]:
         """What each site with an account in this process has granted and revealed."""
-        return {}
+        return {name: report for part in self.parts for name, report in part.privacy.items()}
 
-    def continue_accounts(self, privacy: dict[str, Any]) -> None:  # noqa: B027 (most federations have no accounts)
+    def continue_accounts(self, privacy: dict[str, Any]) -> None:
         """Add what sites with accounts had revealed before this process continued the run, as `privacy` reported it."""
+        for part in self.parts:
+            part.continue_accounts(privacy)
 
 
 class JoinedFederation(Federation):
@@ -123,24 +132,9 @@ class JoinedFederation(Federation):
         return arrivals
 
     @property
-    def accounts(self) -> list[AccountStatus]:
-        """The account of each site that has one."""
-        return [account for part in self.parts for account in part.accounts]
-
-    @property
     def evaluations(self) -> np.ndarray:
         """Passes over each site's records so far; zero for a site that does not report them."""
         return np.array(self._in_order(part.evaluations for part in self.parts), np.int64)
-
-    @property
-    def privacy(self) -> dict[str, Any]:
-        """What each site with an account in this process has granted and revealed."""
-        return {name: report for part in self.parts for name, report in part.privacy.items()}
-
-    def continue_accounts(self, privacy: dict[str, Any]) -> None:
-        """Add what sites with accounts had revealed before this process continued the run, as `privacy` reported it."""
-        for part in self.parts:
-            part.continue_accounts(privacy)
 
 
 class BlockMemory(NamedTuple):
@@ -258,15 +252,6 @@ class Engine(abc.ABC):
     def events(self) -> np.ndarray:
         """Jumps of each chain so far."""
         return np.asarray(self.state.events)
-
-
-def restricted(plan: Plan, columns: np.ndarray | None, place: int) -> Plan:
-    """What one site is sent of a plan."""
-    if columns is None and plan.share is None:
-        return plan
-    share = None if plan.share is None else plan.share[:, place]
-    own = slice(None) if columns is None else columns
-    return Plan(plan.number, plan.start[:, own], plan.duration, plan.velocity[..., own], share)
 
 
 def globalised(arrival: Arrival, columns: np.ndarray | None) -> Arrival:
