@@ -266,43 +266,34 @@ class Coordinator(eqx.Module):
         prior are renewed besides. A turn at the very end of ``left`` is carried out.
         """
         dynamics, (refresh, fresh, renewal) = self.dynamics, refreshment
-        never = jnp.full(left.shape, jnp.inf)
-        refreshing, refresh = refresh is not None, never if refresh is None else refresh
         # The excess rates: constant on lines; on rotations the largest value of ``excess |v_i|`` on the circle.
         flip_rates = dynamics.excess * (jnp.ones_like(a) if dynamics.unit_speed else jnp.hypot(a, v))
-        flip = level[1] / jnp.sum(flip_rates, -1) if dynamics.excess > 0 else never
-        wall, which = never, jnp.zeros(left.shape, int)
-        if self.walls is not None:
-            wall, which = self.walls.first(dynamics, a, v)
-        own = jnp.minimum(jnp.minimum(refresh, flip), wall)
-        own = own if renewal is None else jnp.minimum(own, renewal)
+        flip = level[1] / jnp.sum(flip_rates, -1) if dynamics.excess > 0 else None
+        wall, which = (None, None) if self.walls is None else self.walls.first(dynamics, a, v)
+        times = [time for time in (refresh, flip, wall, renewal) if time is not None]
+        own = functools.reduce(jnp.minimum, times, jnp.full(left.shape, jnp.inf))
         public = public_arrival(jnp.minimum(left, own))
         wait = jnp.minimum(own, public.time)
-        refreshed, flipped = refresh <= wait, flip <= wait
-        struck = wait < left
-        if dynamics.turns:
-            struck |= refreshed & (wait <= left)
         end_a, end_v = dynamics.flow.move(a, v, jnp.minimum(wait, left))
-        ending, jumped = jnp.full(left.shape, JUMPED), end_v
-        if self.clock is not None:
-            jumped = dynamics.jump(end_v, public.mark)
-        if dynamics.excess > 0:
+        changes = []
+        if flip is not None:
             # The coordinate that flips, or −1 where the candidate is thinned away.
             total = jnp.cumsum(flip_rates, -1)
             mark = jnp.argmax(total > (u[0] * total[:, -1])[:, None], -1)
             actual, bound = (jnp.take_along_axis(x, mark[:, None], -1)[:, 0] for x in (end_v, flip_rates))
             mark = jnp.where(u[1] * bound <= dynamics.excess * jnp.abs(actual), mark, -1)
-            jumped = jnp.where(flipped[:, None], dynamics.jump(end_v, mark), jumped)
-            ending = jnp.where(flipped & (mark < 0), REJECTED, ending)
-        if renewal is not None:
-            renewed = renewal <= wait
-            jumped, ending = jnp.where(renewed[:, None], end_v, jumped), jnp.where(renewed, RENEWED, ending)
-        if refreshing:
-            jumped = jnp.where(refreshed[:, None], fresh, jumped)
-            ending = jnp.where(refreshed, REFRESHED, ending)
-        if self.walls is not None:
-            bounced, met = self.walls.bounced(dynamics, end_v, which), wall <= wait
-            jumped, ending = jnp.where(met[:, None], bounced, jumped), jnp.where(met, JUMPED, ending)
+            changes.append((flip, dynamics.jump(end_v, mark), jnp.where(mark < 0, REJECTED, JUMPED)))
+        changes += [] if renewal is None else [(renewal, end_v, RENEWED)]
+        changes += [] if refresh is None else [(refresh, fresh, REFRESHED)]
+        if self.walls is not None and which is not None:
+            changes.append((wall, self.walls.bounced(dynamics, end_v, which), JUMPED))
+        jumped = end_v if self.clock is None else dynamics.jump(end_v, public.mark)
+        ending = jnp.full(left.shape, JUMPED)
+        for time, after, kind in changes:
+            jumped, ending = jnp.where((time <= wait)[:, None], after, jumped), jnp.where(time <= wait, kind, ending)
+        struck = wait < left
+        if dynamics.turns and refresh is not None:
+            struck |= (refresh <= wait) & (wait <= left)
         next_v = jnp.where(struck[:, None], jumped, end_v)
         return jnp.minimum(wait, left), jnp.where(struck, ending, NOTHING), end_a, next_v
 
