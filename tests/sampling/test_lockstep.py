@@ -121,7 +121,7 @@ def test_velocities_made_for_single_chains_are_those_made_for_all(count):
     who[np.random.default_rng(count).choice(chains, count, replace=False)] = True
     made = functools.partial(turn_velocities, count=1, dim=dim)
     before, every = jnp.zeros((dim, chains)), made(keys, turns)[0].T
-    found = jax.jit(functools.partial(lockstep._turned, made))(keys, turns, before, jnp.asarray(who))
+    found = jax.jit(functools.partial(lockstep._turn_some, made))(keys, turns, before, jnp.asarray(who))
     np.testing.assert_array_equal(found, np.where(who, every, before))
 
 

@@ -84,11 +84,11 @@ def test_a_poor_yield_in_a_given_time_is_said_when_it_shows():
     options = {"dynamics": fp.Boomerang(refresh=1.2), "chains": 4, "duration": 10.0, "seed": 1, "progress": False}
     post = fp.sample([cauchy()], fp.models.normal_prior(1, scale=3.0), **options)
     sampler = post.run
-    assert sampler.distance.active and not sampler.distance.told
+    assert sampler.distance.active and not sampler.distance.warned
     sampler.check_distance(4 * 10 * 0.03)
     with pytest.warns(UserWarning, match="a chain makes 0.01 effective samples per unit of process time"):
         sampler.check_distance(4 * 10 * 0.01)
-    assert post.ess() and sampler.distance.told
+    assert post.ess() and sampler.distance.warned
 
 
 @SITES

@@ -279,12 +279,12 @@ def effective_sizes(values: np.ndarray, size: Callable[[np.ndarray], float] = bu
     sequence of joined chains, which are independent, the correlation at lag t has the weight ``1 − t/n``. That is its
     weight in the variance of the mean of all draws. A chain that is stuck still shows: its draws are alike.
     """
-    values, scale = joined(values)
+    values, scale = join_short_chains(values)
     found = [scale * size(values[..., i]) for i in range(values.shape[-1])]
     return np.minimum(np.nan_to_num(found, nan=0.0), scale * values.shape[0] * values.shape[1])
 
 
-def joined(values: np.ndarray) -> tuple[np.ndarray, float]:
+def join_short_chains(values: np.ndarray) -> tuple[np.ndarray, float]:
     """Draws (C, n, q) with short chains joined end to end, and the ratio of all draws to those that are kept."""
     chains, n = values.shape[:2]
     group = min(-(-LONG // max(n, 1)), chains // LEAST_LONG)

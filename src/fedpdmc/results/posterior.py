@@ -427,11 +427,11 @@ class Posterior:
         """
         from fedpdmc.results.report import write_report
 
-        told: dict[str, Any] = {}
+        model: dict[str, Any] = {}
         if sites is not None:
-            told = {"about": sites.lines(), "released": sites.released(), "effect_scale": sites.effect_scale}
-            told |= {"dropped": sites.dropped(), "sites": sites}
-        return write_report(self, path, title=title, question=question, assessment=assessment, **told)
+            model = {"about": sites.lines(), "released": sites.released(), "effect_scale": sites.effect_scale}
+            model |= {"dropped": sites.dropped(), "sites": sites}
+        return write_report(self, path, title=title, question=question, assessment=assessment, **model)
 
     def plot_forest(
         self,

@@ -26,7 +26,7 @@ from fedpdmc.results.forest_plot import (
     forest,
     numbers,
     row_of,
-    shortened,
+    shorten,
     site_panels,
 )
 from fedpdmc.results.summary import bounds_line, information_lines, privacy_lines
@@ -227,8 +227,11 @@ def _effects(post: Posterior, sites: Any, naming: Any) -> str:
         words = re.sub("ratio|difference|parameter", lambda found: f"{found[0]}s", kind, count=1)
         parts.append(f"<h3>{escape(words[:1].upper() + words[1:])}</h3>")
         if known:
-            told = [numbers(row.low, row.middle, row.high, scale.ratio) for row in rows]
-            shown = {f"{kind} (median)": [row[0] for row in told], WORDS: [f"{low} to {high}" for _, low, high in told]}
+            texts = [numbers(row.low, row.middle, row.high, scale.ratio) for row in rows]
+            shown = {
+                f"{kind} (median)": [row[0] for row in texts],
+                WORDS: [f"{low} to {high}" for _, low, high in texts],
+            }
             parts.append(_table(pd.DataFrame(shown, index=pd.Index([row.label for row in rows]))))
             parts.append(f"<p>{INCREMENTS}</p>" if kind == next(iter(scale.kinds)) else "")
         spread = [float(np.std(one.draws)) for one in effects]
@@ -244,15 +247,15 @@ def _effects(post: Posterior, sites: Any, naming: Any) -> str:
 
 def _by_site(post: Posterior, scale: EffectScale, sites: Any, naming: Any) -> str:
     """Estimates by each site's own records, where they are known."""
-    told = scale.effects(draws_of(post))
+    effects = scale.effects(draws_of(post))
     try:
-        panels, how = site_panels(post, scale, told[:MOST_BY_SITE], None, None, LEVEL, sites, naming)
+        panels, how = site_panels(post, scale, effects[:MOST_BY_SITE], None, None, LEVEL, sites, naming)
     except InputError:
         return ""
     if not panels or not 3 <= len(panels[0][1]) <= MOST_ROWS:
         return ""
     drawn = [forest(Figure(layout="constrained"), [one], scale, None, LEVEL, width=WIDTH)[0].figure for one in panels]
-    some = f" The first {MOST_BY_SITE} of {len(told)} coefficients are drawn." if len(told) > MOST_BY_SITE else ""
+    some = f" The first {MOST_BY_SITE} of {len(effects)} coefficients are drawn." if len(effects) > MOST_BY_SITE else ""
     words = f"{how[:1].upper()}{how[1:]}. {WEIGHTS}{some}"
     return f"<h3>By site</h3><p>{escape(words)}</p>" + "".join(_svg(one, "forest plot by site") for one in drawn)
 
@@ -277,8 +280,8 @@ def _sites(post: Posterior, released: Sequence[str]) -> str:
     if any(len(count) != len(names) for count in counts):
         names = [f"site {i}" for i in range(len(post.messages))]
     columns = ("messages", "bytes", "passes over its records")
-    told = {name: [f"{x:,}" for x in count] for name, count in zip(columns, counts, strict=True)}
-    table = pd.DataFrame(told, index=pd.Index(names))
+    cells = {name: [f"{x:,}" for x in count] for name, count in zip(columns, counts, strict=True)}
+    table = pd.DataFrame(cells, index=pd.Index(names))
     # The member that walks the prior is the coordinator's own: it has no records and no line to it.
     site = np.asarray([name != post.settings.get("prior_site") for name in names])
     cost = f"<p>{post.rounds} rounds of communication, {int(post.bytes[site].sum()):,} bytes in all.</p>"
@@ -298,14 +301,14 @@ def _convergence(post: Posterior) -> str:
 
 def _facts(post: Posterior, logs: Mapping[str, str]) -> str:
     keys = "dynamics reference control chosen chains duration burn_in seed study contract run versions".split()
-    told = {key: post.settings[key] for key in keys if post.settings.get(key) not in (None, "")}
-    told |= {f"log of {site}, SHA-256": seal for site, seal in logs.items()}
-    for key, value in told.items():
+    facts = {key: post.settings[key] for key in keys if post.settings.get(key) not in (None, "")}
+    facts |= {f"log of {site}, SHA-256": seal for site, seal in logs.items()}
+    for key, value in facts.items():
         if isinstance(value, dict):
-            told[key] = ", ".join(f"{name} {one}" for name, one in value.items())
+            facts[key] = ", ".join(f"{name} {one}" for name, one in value.items())
         elif isinstance(value, float):
-            told[key] = f"{value:.6g}"
-    rows = "".join(f"<dt>{escape(key)}</dt><dd>{escape(str(value))}</dd>" for key, value in told.items())
+            facts[key] = f"{value:.6g}"
+    rows = "".join(f"<dt>{escape(key)}</dt><dd>{escape(str(value))}</dd>" for key, value in facts.items())
     return f"<dl>{rows}</dl>"
 
 
@@ -324,11 +327,11 @@ def methods_text(post: Posterior, about: Sequence[str]) -> str:
     version = settings.get("versions", {}).get("fedpdmc", "")
     prior = next((line.removeprefix("prior: ") for line in about if line.startswith("prior: ")), None)
     left_out = "".join(f" {line[:1].upper()}{line[1:]}." for line in about if line.endswith(DROPPED))
-    told = f"Model: {about[0]}. " if about else ""
-    told += f"The prior was {prior}. " if prior else ""
+    model = f"Model: {about[0]}. " if about else ""
+    model += f"The prior was {prior}. " if prior else ""
     if settings.get("method") == "private-laplace":
         return (
-            f"{told}A differentially private approximation of the posterior of {len(post.names)} parameters was made from "
+            f"{model}A differentially private approximation of the posterior of {len(post.names)} parameters was made from "
             f"noisy derivatives of {sites} sites with fedpdmc {version}; the noise is part of the reported uncertainty. "
             "Records did not leave the sites."
         )
@@ -343,7 +346,7 @@ def methods_text(post: Posterior, about: Sequence[str]) -> str:
     reference = settings.get("reference")
     whitened = f" on a {reference} reference with {settings.get('control')} control variates" if reference else ""
     return (
-        f"{told}The posterior of {len(post.names)} parameters was sampled with fedpdmc {version}, a federated piecewise "
+        f"{model}The posterior of {len(post.names)} parameters was sampled with fedpdmc {version}, a federated piecewise "
         f"deterministic Markov process ({settings['dynamics']}){whitened}, from records at {sites} "
         f"site{'s' if sites != 1 else ''} that were not pooled. {exact}. {post.chains} chains ran to process time "
         f"{post.duration:g} after a burn-in of {settings.get('burn_in', 0):g}, in {post.rounds} rounds of communication. "
@@ -383,7 +386,7 @@ def density(name: str, values: np.ndarray) -> Figure:
     axes.hist(inside, bins=BINS, density=True, color=ACCENT, alpha=0.75)
     axes.spines["left"].set_visible(False)
     axes.set_yticks([])
-    axes.set_title(shortened(name, LONGEST_NAME), fontsize=9)
+    axes.set_title(shorten(name, LONGEST_NAME), fontsize=9)
     axes.tick_params(labelsize=8)
     axes.xaxis.set_major_locator(MaxNLocator(3))
     axes.ticklabel_format(axis="x", style="sci", scilimits=(-3, 4))
@@ -403,7 +406,7 @@ def paths(post: Posterior) -> Figure:
     for i in range(count):
         axes = axes_of(figure, count, 1, i + 1)
         axes.plot(times[kept], draws[kept, i], color=ACCENT, linewidth=1.0)
-        axes.set_title(shortened(post.names[i]), fontsize=9, loc="left")
+        axes.set_title(shorten(post.names[i]), fontsize=9, loc="left")
         axes.tick_params(labelsize=8)
     axes.set_xlabel("process time of one chain (in the coordinates that were sampled)", fontsize=9)
     return figure

@@ -177,7 +177,7 @@ def choose(settings: Settings) -> Method:
         redistribution, prior_at = wanted.prior.rate, REDISTRIBUTED
     members, prior, dim = resolve_members(wanted.sites, wanted.prior, wanted.init, wanted.names)
     open_dynamics = wanted.dynamics is None
-    dynamics = _bouncing(Boomerang() if wanted.dynamics is None else wanted.dynamics, wanted.bounce, members)
+    dynamics = _with_bounce(Boomerang() if wanted.dynamics is None else wanted.dynamics, wanted.bounce, members)
     _check_members(members, prior, prior_at, wanted)
     _check_latents(members, prior, dynamics)
     private = any(site.budget is not None for site in members)
@@ -187,13 +187,15 @@ def choose(settings: Settings) -> Method:
     usual = usual_chains(open_dynamics, wanted.ess, private, latents or mixture is not None)
     chains = usual if wanted.chains is None else int(wanted.chains)
     own = coordinate_names(members, dim)
-    told = own if wanted.names is None else wanted.names
-    names = check_names(told, dim, own)
-    named = None if told is None else names
+    labels = own if wanted.names is None else wanted.names
+    names = check_names(labels, dim, own)
+    named = None if labels is None else names
     init = check_init(wanted.init, chains, dim)
     constraints = check_constraints(wanted.constraints, dim)
     start = _check_functions(members, prior, init, dim)
-    found, reference_name, control, control_name = _referenced(wanted, members, prior, dynamics, dim, start, named)
+    found, reference_name, control, control_name = _choose_reference(
+        wanted, members, prior, dynamics, dim, start, named
+    )
     check_centre(walls_of(constraints, found), found)
     if prior is not None and prior_at == "extra":
         members = (*members, PriorSite(prior))
@@ -229,7 +231,7 @@ def choose(settings: Settings) -> Method:
     )
 
 
-def _bouncing(dynamics: Dynamics, bounce: str | None, members: Sequence[Member]) -> Dynamics:
+def _with_bounce(dynamics: Dynamics, bounce: str | None, members: Sequence[Member]) -> Dynamics:
     """The dynamics with the bounce that was asked for; by default a draw over a network, else that of the dynamics."""
     elsewhere = any(not isinstance(site, Site) for site in members)
     if dynamics.flips:
@@ -243,7 +245,7 @@ def _bouncing(dynamics: Dynamics, bounce: str | None, members: Sequence[Member])
     return dataclasses.replace(dynamics, bounce=bounce or (DRAW if elsewhere else dynamics.bounce))
 
 
-def _referenced(
+def _choose_reference(
     wanted: Settings,
     members: Sequence[Member],
     prior: Quadratic | None,
@@ -341,8 +343,8 @@ def _check_private(dynamics: Dynamics, unsaid: bool, prior_at: str, mixture: Mix
 def usual_segments(sites: Sequence[Member], chains: int) -> int:
     """A power of two that lets most plans of few chains end in a site's event; the maximum if record counts are unknown."""
     most = max(SEGMENTS_FEW_EVENTS, min(MOST_SEGMENTS, MOST_PLANNED // chains))
-    told = sum(site.records for site in sites if site.budget is None)
-    wanted = SEGMENTS_PER_ROOT_RECORD * np.sqrt(told) if told else most
+    records = sum(site.records for site in sites if site.budget is None)
+    wanted = SEGMENTS_PER_ROOT_RECORD * np.sqrt(records) if records else most
     return int(np.clip(2 ** np.ceil(np.log2(wanted)), SEGMENTS_FEW_EVENTS, most))
 
 
@@ -476,7 +478,7 @@ def check_centre(walls: Walls | None, reference: Reference) -> None:
         )
 
 
-def start_inside(walls: Walls | None, a, step, told: bool):
+def start_inside(walls: Walls | None, a, step, given: bool):
     """Starts of chains inside the walls: a step from an interior point, shortened before a wall; given points are kept.
 
     Raises
@@ -485,11 +487,11 @@ def start_inside(walls: Walls | None, a, step, told: bool):
         A point is outside.
     """
     if walls is None:
-        return a if told else np.asarray(a) + np.asarray(step)
+        return a if given else np.asarray(a) + np.asarray(step)
     if not bool(jnp.all(walls.inside(a))):
-        found = "a starting point" if told else "the usual starting point"
+        found = "a starting point" if given else "the usual starting point"
         raise InputError("init", f"{found} outside the constraints", "Give init= inside all of them.")
-    return a if told else walls.reachable(a, step)
+    return a if given else walls.reachable(a, step)
 
 
 def usual_reference(sites: Sequence[Member], dynamics: Dynamics) -> str:

@@ -240,7 +240,7 @@ class Sampler:
         """What is left to ``duration`` or to ``ess`` after the first block, and the posterior."""
         left = None if duration is None else float(duration) - max(self.engine.time, 0.0)
         if left is not None and left <= 0:
-            return self._finished()
+            return self._finish()
         return self._extend(left, None if left is not None else ess, progress)
 
     def _instead(self, reason: str) -> Sampler:
@@ -341,9 +341,9 @@ class Sampler:
                     following._until(ess_to_reach(self.method, ess), display)
             except (KeyboardInterrupt, *LIMITS) as stopped:
                 following._ends_early(stopped, max(self.engine.time, 0.0))
-        return following._finished()
+        return following._finish()
 
-    def _finished(self) -> Posterior:
+    def _finish(self) -> Posterior:
         hand_over(self.method.own_sites, self.method.reference, self.engine)
         post = self.posterior()
         self.check_distance(min(post.ess().values()))
@@ -357,7 +357,7 @@ class Sampler:
         rounds = rounds_ahead(np.maximum(plans, 0), time, length, method.site_event_rate or 0.0)
         each = display.seconds_per_round
         seconds = None if each is None else rounds * each
-        display.foresee(self.estimate.tell(rounds, seconds, goal, self.distance.told), seconds)
+        display.foresee(self.estimate.tell(rounds, seconds, goal, self.distance.warned), seconds)
 
     def check_distance(self, ess: float | None = None) -> None:
         """Warn if the posterior has turned out too far from its reference for the few-rounds method to be efficient.

@@ -133,8 +133,8 @@ def start_state(method: Method, burn_in: float = 0.0) -> State:
     keys = chain_keys(jax.random.fold_in(jax.random.key(method.seed), 2), chains)
     count, number = on_device(np.zeros(chains, int)), on_device(np.full(chains, method.first_plan))
     spread, v = _spread(method.dynamics, keys, number, dim)
-    told = method.init is not None
-    if told:
+    given = method.init is not None
+    if given:
         center = method.reference.to_a(np.asarray(method.init))
     elif method.whitened:
         center = np.zeros(dim)
@@ -159,7 +159,7 @@ def start_state(method: Method, burn_in: float = 0.0) -> State:
         center = np.zeros(dim) if method.prior is None else np.asarray(prior_mean(method.prior))
         center, spread = method.reference.to_a(center), 0.1 * spread
     center = np.broadcast_to(center, (chains, dim))
-    a = on_device(start_inside(walls_of(method.constraints, method.reference), center, spread, told))
+    a = on_device(start_inside(walls_of(method.constraints, method.reference), center, spread, given))
     share = None
     if method.redistribution > 0:
         keys = chain_keys(jax.random.fold_in(jax.random.key(method.seed), 3), chains)

@@ -23,10 +23,10 @@ from fedpdmc.sampling.mode_search import (
     LEVELLED,
     Mode,
     Point,
-    called,
     check_signs,
     find_mode,
     flattest,
+    label_of,
     positive_definite,
     root_of_inverse,
     singular,
@@ -239,7 +239,9 @@ def _check_proper(ask, here: Point, step: np.ndarray, first: np.ndarray, names: 
     the way that the search would have gone on.
     """
     if singular(here.hessian):
-        raise ImproperPosterior(f"laplace: the likelihood is flat in {called(flattest(here.hessian), names)}{IMPROPER}")
+        raise ImproperPosterior(
+            f"laplace: the likelihood is flat in {label_of(flattest(here.hessian), names)}{IMPROPER}"
+        )
     root = root_of_inverse(positive_definite(first))
     curvature, vectors = np.linalg.eigh(root.T @ here.hessian @ root)
     lost = (root @ vectors)[:, curvature < LEVELLED].T
@@ -247,7 +249,7 @@ def _check_proper(ask, here: Point, step: np.ndarray, first: np.ndarray, names: 
     for way in ways:
         rise = ask(here.x + way / np.sqrt(way @ here.hessian @ way)).value - here.value
         if not rise > LEAST_RISE:
-            mostly = called(way * np.sqrt(np.abs(np.diag(first))), names)
+            mostly = label_of(way * np.sqrt(np.abs(np.diag(first))), names)
             raise ImproperPosterior(f"laplace: the likelihood levels off, mostly in {mostly}{IMPROPER}")
     return len(ways)
 

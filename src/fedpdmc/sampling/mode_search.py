@@ -114,16 +114,16 @@ def _no_mode(
     before, after = np.abs(np.diag(start.hessian)), np.abs(np.diag(last.hessian))
     growth = after / np.maximum(before, np.finfo(float).tiny)
     if np.any(growth > STEEPER) and falls[-1] > FALLING:
-        return NoMode(f"{at}; the curvature keeps growing in {called(growth, names)}{NONE}")
+        return NoMode(f"{at}; the curvature keeps growing in {label_of(growth, names)}{NONE}")
     if flat and singular(last.hessian):
-        return ImproperPosterior(f"{at}; the likelihood is flat in {called(flattest(last.hessian), names)}{IMPROPER}")
+        return ImproperPosterior(f"{at}; the likelihood is flat in {label_of(flattest(last.hessian), names)}{IMPROPER}")
     if flat and np.any(after < LEVELLED * before):
         lost = before / np.maximum(after, np.finfo(float).tiny)
-        return ImproperPosterior(f"{at}; the likelihood levels off in {called(lost, names)}{IMPROPER}")
-    return ModeNotFound(f"{at}; the last step is longest in {called(step * sizes(last.hessian), names)}{LIMIT}")
+        return ImproperPosterior(f"{at}; the likelihood levels off in {label_of(lost, names)}{IMPROPER}")
+    return ModeNotFound(f"{at}; the last step is longest in {label_of(step * sizes(last.hessian), names)}{LIMIT}")
 
 
-def called(parts: np.ndarray, names: Sequence[str] | None) -> str:
+def label_of(parts: np.ndarray, names: Sequence[str] | None) -> str:
     """The parameters with the largest parts in a direction, by name, or by their place if they have none."""
     size = np.nan_to_num(np.abs(parts), nan=np.inf)
     order = [int(i) for i in np.argsort(-size, kind="stable") if size[i] >= PART * size.max()]

@@ -214,7 +214,7 @@ class Distance:
 
     def __init__(self, chains: int, dim: int = 1, remedy: str = REMEDY, active: bool = True):
         self.chains, self.dim, self.remedy, self.active = chains, dim, remedy, active
-        self.told = self.deciding = False
+        self.warned = self.deciding = False
         self._began: tuple[float, int, int] | None = None
 
     def tick(self, tick: Tick) -> None:
@@ -267,8 +267,8 @@ class Distance:
     def _tell(self, reason: str) -> None:
         if self.deciding:
             raise Unsuitable(reason)
-        if self.active and not self.told:
-            self.told = True
+        if self.active and not self.warned:
+            self.warned = True
             warn(f"The posterior is far from its reference: {reason}. {self.remedy}")
 
 

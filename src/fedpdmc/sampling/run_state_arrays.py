@@ -234,8 +234,8 @@ def members_of(
         Names the argument, and the site, that is not as it was.
     """
     rate = prior.rate if isinstance(prior, Redistributed) else 0.0
-    told = sites.prior if prior is None and isinstance(sites, DescribedSites) else prior
-    members, prior, dim = resolve_members(sites, told, None, names)
+    given_prior = sites.prior if prior is None and isinstance(sites, DescribedSites) else prior
+    members, prior, dim = resolve_members(sites, given_prior, None, names)
     if dim != len(names):
         raise InputError(
             "sites", f"models of {dim} parameters", f"The posterior has {len(names)}: {', '.join(names)}. {AS_BEFORE}."
@@ -246,7 +246,7 @@ def members_of(
     for site in own:
         if site.model is not None:
             check_unchanged(site.model, site.dim, site.name)
-    found = identify(own, told if isinstance(told, MixturePrior) else prior, rate)
+    found = identify(own, given_prior if isinstance(given_prior, MixturePrior) else prior, rate)
     given = {site.name: site for site in own}
     known = {one["name"]: one for one in state.facts["sites"]}
     if (PRIOR_SITE in known) != (PRIOR_SITE in given) or found["prior"] != state.facts["prior"]:

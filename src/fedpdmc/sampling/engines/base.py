@@ -55,7 +55,7 @@ class Federation(abc.ABC):
             part = Plan(plan.number, plan.start[:, index], plan.duration, plan.velocity[..., index], share)
             plans.append(plan if own is None and share is None else part)
         answers = self.ask(plans)
-        return [globalised(a, own) for a, own in zip(answers, self.columns, strict=True) if a is not None]
+        return [with_all_marks(a, own) for a, own in zip(answers, self.columns, strict=True) if a is not None]
 
     @property
     def evaluations(self) -> np.ndarray:
@@ -254,7 +254,7 @@ class Engine(abc.ABC):
         return np.asarray(self.state.events)
 
 
-def globalised(arrival: Arrival, columns: np.ndarray | None) -> Arrival:
+def with_all_marks(arrival: Arrival, columns: np.ndarray | None) -> Arrival:
     """An arrival with its marks among all coordinates."""
     return arrival if columns is None else Arrival(arrival.time, arrival.rang, jnp.asarray(columns)[arrival.mark])
 

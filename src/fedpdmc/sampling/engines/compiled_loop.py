@@ -181,13 +181,13 @@ def _group(clocks, columns, keys) -> tuple[Group, ...]:
         members.setdefault(shape, []).append(i)
     groups = []
     for index in members.values():
-        own = None if columns[index[0]] is None else _stacked(*(columns[i] for i in index))
-        clock = jax.tree.map(_stacked, *[clocks[i] for i in index])
-        groups.append(Group(clock, _stacked(*(keys[i] for i in index)), own, jnp.asarray(index)))
+        own = None if columns[index[0]] is None else _stack(*(columns[i] for i in index))
+        clock = jax.tree.map(_stack, *[clocks[i] for i in index])
+        groups.append(Group(clock, _stack(*(keys[i] for i in index)), own, jnp.asarray(index)))
     return tuple(groups)
 
 
-def _stacked(*arrays) -> Array:
+def _stack(*arrays) -> Array:
     """Stacked by NumPy: nothing is compiled for it."""
     return on_device(np.stack([np.asarray(array) for array in arrays]))
 

@@ -23,7 +23,7 @@ from fedpdmc.privacy.accountant import AccountStatus
 from fedpdmc.results.skeleton import Block, Chunk, side_by_side, signs
 from fedpdmc.sampling.coordinator import Coordinator, Itinerary, State
 from fedpdmc.sampling.engines import one_round
-from fedpdmc.sampling.engines.base import BlockMemory, Engine, Federation, globalised
+from fedpdmc.sampling.engines.base import BlockMemory, Engine, Federation, with_all_marks
 from fedpdmc.sampling.engines.one_round import LastRequest, Round
 
 # How far each chain may be planned from its present state, given the end of the block.
@@ -175,7 +175,7 @@ class RoundsEngine(Engine):
         answers = self.federation.ask(plans) if np.any(asked) else [None] * len(plans)
         for own, last, about, answer in zip(self.federation.columns, now.answers, asked, answers, strict=True):
             if answer is not None:
-                fresh = globalised(answer, own)
+                fresh = with_all_marks(answer, own)
                 pairs = ((fresh.time, last.time), (fresh.rang, last.rang), (fresh.mark, last.mark))
                 last = Arrival(*(jnp.asarray(np.where(about, np.asarray(x), np.asarray(y))) for x, y in pairs))
             arrivals.append(last)
