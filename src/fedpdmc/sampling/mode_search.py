@@ -65,7 +65,7 @@ def find_mode(
     flat: bool,
     reach: np.ndarray | None = None,
     names: Sequence[str] | None = None,
-    most: int = MOST_ROUNDS,
+    most: int | None = None,
 ) -> Mode:
     """Damped Newton from ``start`` until the next step is shorter than ``tolerance`` standard deviations.
 
@@ -87,7 +87,7 @@ def find_mode(
             return Mode(here, step, rounds)
         if damping > 0:
             step = -np.linalg.solve(positive_definite(here.hessian, damping), here.gradient)
-        if rounds >= most or not np.isfinite(length):
+        if rounds >= (most or MOST_ROUNDS) or not np.isfinite(length):
             raise _no_mode(start, here, step, rounds, falls, flat, names)
         size = 0.0 if reach is None else float(reach @ np.abs(step))
         step = step * min(1.0, radius / max(size, 1e-300))
