@@ -66,7 +66,7 @@ def measure(X: np.ndarray, y: np.ndarray, chains: int, options: argparse.Namespa
         sites, prior=prior, chains=chains, duration=FIRST, burn_in=BURN_IN, seed=options.seed, progress=False
     )  # fmt: skip
     ready = time.perf_counter() - clock
-    sampler = copy.copy(first._run)
+    sampler = copy.copy(first.run)
     sampler.engine = copy.copy(sampler.engine)
     timed(sampler, TRIAL)
     length, most = TRIAL, MOST_BYTES[options.device] / (chains * (16 * X.shape[1] + 17))

@@ -13,7 +13,7 @@ from tests.study.test_default_prior import FAMILIES, of_family, table
 import fedpdmc as fp
 from fedpdmc.errors import InputError
 from fedpdmc.results.forest_plot import EffectScale, _limits, _ticks, each_site, numbers, row_of
-from fedpdmc.results.report.report_page import html_table
+from fedpdmc.results.report import html_table
 from fedpdmc.study.study_response import Outcome
 
 mpl.use("Agg")

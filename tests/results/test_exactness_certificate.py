@@ -50,7 +50,7 @@ def test_every_site_says_what_was_proved_and_it_is_saved(tmp_path, monkeypatch):
     ]  # fmt: skip
     # A rule that a user has taught stands apart from those that are proved here.
     monkeypatch.setattr(sys.modules["fedpdmc.enclosures.interpreter"], "TAUGHT", TAUGHT | {"mul"})
-    sampler: Any = post._run
+    sampler: Any = post.run
     clocks = sampler.engine.federation.clocks
     (taught, _) = certificate(["a", "b"], clocks)
     assert taught["taught"] == ["mul"] and "mul" not in taught["primitives"]

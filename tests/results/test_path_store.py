@@ -1,5 +1,6 @@
 """What is kept of the paths: everything, or moments and a bounded number of draws."""
 
+import copy
 import dataclasses
 import tracemalloc
 
@@ -105,7 +106,7 @@ def test_draws_are_positions_on_the_path(flow):
 def test_a_copy_grows_without_changing_the_first(make):
     first = filled(make(Line()), [1.0, 2.0])
     before, drawn = first.moments(), first.draws(50)
-    second = first.copy()
+    second = copy.copy(first)
     second.append(block(skeleton(9, begin=3.0, end=6.0)))
     assert (first.span, second.span) == ((0.0, 3.0), (0.0, 6.0))
     for one, other in zip(before, first.moments(), strict=True):

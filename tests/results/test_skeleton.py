@@ -76,15 +76,10 @@ def test_a_block_leaves_void_knots_out():
     np.testing.assert_array_equal(path.v[:, 0], [1.0, -0.5, -1.0, -0.9])
 
 
-def test_long_runs_of_knots_and_scattered_ones_are_put_in_the_same_places(monkeypatch):
+def test_long_runs_of_knots_are_put_in_their_places():
     path = skeleton(seed=3, knots=(400, 1, 290))
-    monkeypatch.setattr("fedpdmc.results.skeleton.LONG_RUN", 10**9)
-    scattered = block(path).skeleton()
-    monkeypatch.setattr("fedpdmc.results.skeleton.LONG_RUN", 1)
-    copied = block(path).skeleton()
-    for one, other, true in zip(scattered, copied, path, strict=True):
+    for one, true in zip(block(path).skeleton(), path, strict=True):
         np.testing.assert_array_equal(one, true)
-        np.testing.assert_array_equal(other, true)
 
 
 @pytest.mark.parametrize("dim", [1, 8, 9, 12, 13])
@@ -96,11 +91,6 @@ def test_signs_of_velocities_are_as_good_as_velocities(dim):
     np.testing.assert_array_equal(packed.at(Line(), times), full.at(Line(), times))
     for one, other in zip((*packed, *packed.moments(Line())), (*full, *full.moments(Line())), strict=True):
         np.testing.assert_array_equal(one, other)
-
-
-def test_long_paths_are_unpacked_piece_by_piece(monkeypatch):
-    monkeypatch.setattr("fedpdmc.results.skeleton.SLAB", 7)
-    np.testing.assert_array_equal(zigzag(dim=13).v, zigzag(dim=13, packed=False).v)
 
 
 def test_intervals_join_with_the_signs_of_their_velocities():

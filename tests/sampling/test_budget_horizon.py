@@ -6,7 +6,7 @@ import fedpdmc as fp
 from fedpdmc.errors import BudgetSpent
 from fedpdmc.privacy.accountant import AccountStatus, Sensitivity
 from fedpdmc.sampling.coordinator import State
-from fedpdmc.sampling.private_run import BudgetHorizon
+from fedpdmc.sampling.engines.rounds import BudgetHorizon
 
 
 def account(site, remaining):

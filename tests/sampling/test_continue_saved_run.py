@@ -247,7 +247,7 @@ def test_runs_of_functions_and_of_sites_that_are_not_always_asked_go_on(tmp_path
     wards = [fp.Site(fp.models.gaussian_mean([[0.3], [1.0]]), name=f"{i}", coordinates=[i]) for i in range(3)]
     tied = fp.models.normal_prior(3, precision=[[2.0, -1.0, 0.0], [-1.0, 3.0, -1.0], [0.0, -1.0, 2.0]])
     post = fp.sample(wards, tied, dynamics=fp.ZigZag(), **options)
-    assert post._run.engine.selective
+    assert post.run.engine.selective
     assert_same(post.extend(**going_on), saved(post, tmp_path).extend(sites=wards, prior=tied, **going_on))
 
 
@@ -285,7 +285,7 @@ def test_a_private_site_is_charged_for_what_goes_on_as_in_memory(tmp_path):
     """Two ledgers with the same history; the sites have seeds, for tests only."""
     stayed, left = private_run(tmp_path, "one"), private_run(tmp_path, "two")
     loaded = saved(left, tmp_path)
-    assert loaded.run_state.facts["sites"][0]["fingerprint"] is None
+    assert loaded.run.state().facts["sites"][0]["fingerprint"] is None
     longer = stayed.extend(duration=0.5, progress=False)
     again = loaded.extend(duration=0.5, sites=private(tmp_path, "two"), prior=prior(), progress=False)
     assert_same(longer, again)

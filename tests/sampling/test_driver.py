@@ -1,5 +1,7 @@
 """Blocks, goals and limits of a run."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from tests.federation.rounds import method
@@ -9,7 +11,7 @@ from fedpdmc.console.progress import showing
 from fedpdmc.dynamics import QUARTER
 from fedpdmc.errors import InputError, LimitReached
 from fedpdmc.results.path_store import RunState
-from fedpdmc.sampling.driver import Goal, Sampler, first_length, next_length, pieces
+from fedpdmc.sampling.driver import Goal, Sampler, first_block, next_length, pieces
 from fedpdmc.sampling.engines.base import BlockMemory
 
 pytestmark = pytest.mark.usefixtures("double")
@@ -79,8 +81,10 @@ def test_the_next_block_is_as_long_as_the_effective_samples_so_far_suggest():
     assert next_length(1000.0, 500.0, 10.0) == pytest.approx((11.0, 11.0))
     assert next_length(1000.0, 10.0, 10.0) == pytest.approx((1040.0, 30.0))
     assert next_length(1000.0, 1000.0, 10.0)[1] == pytest.approx(1.0)
-    assert first_length(1000.0, 4, False) == 10.0 and first_length(1000.0, 64, True) == pytest.approx(78.125)
-    assert first_length(1e9, 64, True) == 1000.0
+    lines = SimpleNamespace(dynamics=SimpleNamespace(turns=False), chains=64, whitened=True, sites=[])
+    plain = SimpleNamespace(dynamics=lines.dynamics, chains=4, whitened=False, sites=[])
+    assert first_block(plain, None, 1000.0) == 10.0 and first_block(lines, None, 1000.0) == pytest.approx(78.125)
+    assert first_block(lines, None, 1e9) == 1000.0
     assert [pieces(rate, 10.0) for rate in (1.0, 1500.0, 1e9)] == [1, 3, 20]
 
 
@@ -91,13 +95,13 @@ def test_a_watch_sees_every_block_that_is_kept_and_none_of_the_burn_in():
     post = run.extend(duration=2.0, progress=False)
     assert watch.blocks == [(0.0, 2.0)] and watch.times[-1] == 2.0
     assert post.settings["study"] == "test" and post.settings["burn_in"] == 1.0
-    assert np.all(run.burn_in_events == run.engine.events) and np.all(post.events < post._run.engine.events)
+    assert np.all(run.burn_in_events == run.engine.events) and np.all(post.events < post.run.engine.events)
 
 
 def test_an_unfinished_block_is_dropped_and_what_was_kept_is_returned(monkeypatch):
     run, watch = sampler()
     first = run.extend(duration=1.0, progress=False)
-    later = first._run
+    later = first.run
     advance, calls = type(later.engine).advance, []
 
     def stops(self, until, keep, tick):

@@ -99,7 +99,7 @@ def test_runs_meet_what_was_foreseen(sites, scale):
 def test_heavy_tails_are_drawn_by_zigzag_and_exactly():
     post = fp.sample(cauchy(CAUCHY), WIDE, seed=1, progress=False)
     assert isinstance(post.dynamics, fp.ZigZag) and "Zig-Zag was chosen before the burn-in" in post.settings["chosen"]
-    assert post.settings["chosen"] in " ".join(str(post.summary()).split()) and post._run.given_up.rounds == 0
+    assert post.settings["chosen"] in " ".join(str(post.summary()).split()) and post.run.given_up.rounds == 0
     assert post.rounds < 200 and post.verdict.converged
     x, weight = grid_of_cauchy(CAUCHY)
     ess, cumulated = min(post.ess().values()), np.cumsum(weight)

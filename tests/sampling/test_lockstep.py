@@ -35,7 +35,7 @@ def run(duration=6.0, sites=None, **options):
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_run_says_what_it_did():
     post = run()
-    engine = post._run.engine
+    engine = post.run.engine
     assert (
         isinstance(engine, LockstepEngine) and post.certified and all(entry["certified"] for entry in post.certificate)
     )
@@ -72,9 +72,9 @@ def test_chunks_that_run_ahead_change_no_bit(monkeypatch, filled):
     monkeypatch.setattr("fedpdmc.sampling.engines.lockstep.filled_share", lambda: filled)
     monkeypatch.setattr(CompiledEngine, "_pace", lambda self, seconds, used: setattr(self, "limit", 3))
     ahead = run()
-    assert ahead._run.engine._ahead is not None
+    assert ahead.run.engine._ahead is not None
     blocks = []
-    ahead._run.engine.advance(ahead._run.engine.time + 2.0, blocks.append, lambda tick: None)
+    ahead.run.engine.advance(ahead.run.engine.time + 2.0, blocks.append, lambda tick: None)
     assert isinstance(blocks[0].chunks[0].numbers, jax.Array) is (filled < 0.5)
     np.testing.assert_array_equal(whole.skeleton.a, ahead.skeleton.a)
 
@@ -82,7 +82,7 @@ def test_chunks_that_run_ahead_change_no_bit(monkeypatch, filled):
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_an_error_leaves_the_run_where_it_was(monkeypatch):
     post = run()
-    engine, before = post._run.engine, np.asarray(post._run.engine.state.a)
+    engine, before = post.run.engine, np.asarray(post.run.engine.state.a)
 
     def stop(tick):
         raise KeyboardInterrupt
@@ -97,10 +97,10 @@ def test_an_error_leaves_the_run_where_it_was(monkeypatch):
 def test_sites_with_seeds_of_their_own_draw_by_themselves():
     sites = [logistic_site("north", 12, seed=3)]
     seeded = fp.Site(sites[0].potential, name="north", seed=7)
-    assert isinstance(run(sites=sites, duration=2.0)._run.engine, LockstepEngine)
-    assert type(run(sites=[seeded], duration=2.0)._run.engine) is CompiledEngine
+    assert isinstance(run(sites=sites, duration=2.0).run.engine, LockstepEngine)
+    assert type(run(sites=[seeded], duration=2.0).run.engine) is CompiledEngine
     few = run(sites=sites, duration=2.0, chains=4)
-    assert type(few._run.engine) is CompiledEngine
+    assert type(few.run.engine) is CompiledEngine
 
 
 def test_a_coordinator_with_events_of_its_own_does_not_suit():
@@ -121,14 +121,14 @@ def test_velocities_made_for_single_chains_are_those_made_for_all(count):
     who[np.random.default_rng(count).choice(chains, count, replace=False)] = True
     made = functools.partial(turn_velocities, count=1, dim=dim)
     before, every = jnp.zeros((dim, chains)), made(keys, turns)[0].T
-    found = jax.jit(functools.partial(lockstep._turned, made))(keys, turns, before, jnp.asarray(who))
+    found = jax.jit(functools.partial(lockstep._turn_some, made))(keys, turns, before, jnp.asarray(who))
     np.testing.assert_array_equal(found, np.where(who, every, before))
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_chains_far_out_are_walked_by_second_order_bounds():
     post = run(sites=[logistic_site("north", 12, seed=3)], duration=3.0, burn_in=0.0, init=np.full((CHAINS, 2), 40.0))
-    clock = next(iter(post._run.engine.federation.clocks.values()))
+    clock = next(iter(post.run.engine.federation.clocks.values()))
     assert isinstance(clock, DenseClock) and np.all(post.events > 0)
     assert np.all(np.isfinite(post.skeleton.a))
 

@@ -56,7 +56,7 @@ def test_the_burn_in_decides_for_lines_where_rotations_are_unsuitable(monkeypatc
     post = fp.sample([separable()], WIDE, seed=1, progress=False)
     assert isinstance(post.dynamics, fp.ZigZag) and "Zig-Zag was chosen in the burn-in" in post.settings["chosen"]
     assert post.settings["chosen"] in post.summary().notes and post.verdict.converged
-    sampler = post._run
+    sampler = post.run
     assert sampler.given_up.rounds > 0 and sampler.given_up.plans < SECOND_RUN <= sampler.engine.plans.min()
     # What was given up has been paid for.
     assert post.rounds == sampler.engine.rounds + sampler.given_up.rounds + sampler.method.reference.rounds
@@ -83,12 +83,12 @@ def test_a_poor_yield_in_a_given_time_is_said_when_it_shows():
     """A run to a process time does not look at the effective sample size; whoever asks for it is told."""
     options = {"dynamics": fp.Boomerang(refresh=1.2), "chains": 4, "duration": 10.0, "seed": 1, "progress": False}
     post = fp.sample([cauchy()], fp.models.normal_prior(1, scale=3.0), **options)
-    sampler = post._run
-    assert sampler.distance is not None and not sampler.distance.told
+    sampler = post.run
+    assert sampler.distance.active and not sampler.distance.warned
     sampler.check_distance(4 * 10 * 0.03)
     with pytest.warns(UserWarning, match="a chain makes 0.01 effective samples per unit of process time"):
         sampler.check_distance(4 * 10 * 0.01)
-    assert post.ess() and sampler.distance.told
+    assert post.ess() and sampler.distance.warned
 
 
 @SITES

@@ -63,19 +63,19 @@ def test_the_rest_of_a_path_starts_where_it_should():
 def test_an_arrival_stands_if_it_comes_by_the_first_difference(time, rang, ask, since):
     old, new = line((1, 4)), line((1, 2), (-1, 3))
     request = LastRequest(old, chain(0.0), old, chain(0.0))
-    decision = decide(request, Arrival(chain(time), jnp.array([rang]), jnp.array([0])), new, chain(5.0))
-    assert bool(decision.ask[0]) is ask
+    asked, found = decide(request, Arrival(chain(time), jnp.array([rang]), jnp.array([0])), new, chain(5.0))
+    assert bool(asked[0]) is ask
     if since is not None:
-        np.testing.assert_array_equal(decision.since, [since])
+        np.testing.assert_array_equal(found, [since])
 
 
 def test_a_site_is_asked_from_where_its_path_ended_and_not_at_all_if_nothing_is_left():
     old, new = line((1, 4)), line((1, 9))
     request = LastRequest(old, chain(-1.0), old, chain(0.0))
     silent = Arrival(chain(4.0), jnp.array([False]), jnp.array([0]))
-    decision = decide(request, silent, new, chain(9.0))
-    assert bool(decision.ask[0]) and float(decision.since[0]) == 3.0
-    assert not bool(decide(request, silent, new, chain(3.0)).ask[0])
+    ask, since = decide(request, silent, new, chain(9.0))
+    assert bool(ask[0]) and float(since[0]) == 3.0
+    assert not bool(decide(request, silent, new, chain(3.0))[0][0])
 
 
 def test_silence_that_was_learnt_before_is_not_forgotten():
@@ -83,7 +83,7 @@ def test_silence_that_was_learnt_before_is_not_forgotten():
     path = line((1, 3), (-1, 2))
     request = LastRequest(path, chain(-0.5), path_since(fp.ZigZag(), path, chain(3.0)), chain(3.0))
     arrival = Arrival(chain(0.7), jnp.array([True]), jnp.array([0]))
-    stays = decide(request, arrival, line((1, 2.5), (-1, 2)), chain(4.5))
-    assert not bool(stays.ask[0])
-    changes = decide(request, arrival, line((1, 1), (-1, 3.5)), chain(4.5))
-    assert bool(changes.ask[0]) and float(changes.since[0]) == 1.0
+    ask, _ = decide(request, arrival, line((1, 2.5), (-1, 2)), chain(4.5))
+    assert not bool(ask[0])
+    ask, since = decide(request, arrival, line((1, 1), (-1, 3.5)), chain(4.5))
+    assert bool(ask[0]) and float(since[0]) == 1.0

@@ -68,7 +68,7 @@ def test_wrong_kernels_are_caught(monkeypatch, wrong):
 
 def test_dense_clocks_in_lockstep_are_exact(only_dense, monkeypatch):  # noqa: F811
     post, found = test_dense.sampled("logistic", 3, bounce="draw")
-    assert isinstance(post._run.engine, LockstepEngine) and post._run.engine.coordinator.dynamics.draws
+    assert isinstance(post.run.engine, LockstepEngine) and post.run.engine.coordinator.dynamics.draws
     assert_exact(post, found)
     monkeypatch.setattr(lockstep, "draw_bounce", wrong_sign)
     assert (

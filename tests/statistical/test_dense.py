@@ -67,7 +67,7 @@ CASES = [
 @pytest.mark.parametrize(("model", "sites"), CASES)
 def test_posteriors_are_those_on_a_grid(model, sites, only_dense):
     post, truth = sampled(model, sites)
-    assert isinstance(post._run.engine, LockstepEngine)
+    assert isinstance(post.run.engine, LockstepEngine)
     assert post.certified and post.settings["clocks"][0]["clock"] == "DenseClock"
     assert_exact(post, truth)
 
@@ -75,7 +75,7 @@ def test_posteriors_are_those_on_a_grid(model, sites, only_dense):
 @pytest.mark.parametrize(("model", "sites"), [CASES[1], pytest.param("poisson", 1, marks=pytest.mark.long)])
 def test_posteriors_by_third_orders_are_those_on_a_grid(model, sites, only_cubic):
     post, truth = sampled(model, sites)
-    assert isinstance(post._run.engine, LockstepEngine)
+    assert isinstance(post.run.engine, LockstepEngine)
     assert post.certified and {entry["clock"] for entry in post.settings["clocks"]} == {"ThirdOrder"}
     assert_exact(post, truth)
 

@@ -85,7 +85,7 @@ def deviations(exact, bounce="reflect"):
 @pytest.mark.parametrize("bounce", ["reflect", "draw"])
 def test_joint_moments_with_a_bent_log_spread(bounce):
     post, _ = run(bounce)
-    assert post._run.method.reference.bend is not None
+    assert post.run.method.reference.bend is not None
     assert post.names == ["x0", "log_sigma", "log_sd"]
     assert post.certified
     off = deviations(moments(), bounce)

@@ -104,7 +104,7 @@ def test_weights_are_renewed_at_the_requested_rate_and_uniform_on_the_simplex():
         sites, prior, dynamics=fp.ZigZag(), chains=CHAINS, duration=100.0, burn_in=0.0, progress=False, seed=1,
         reference="identity",
     )  # fmt: skip
-    run = post._run.engine
+    run = post.run.engine
     renewed = run.plans.sum() - CHAINS
     assert post.events.sum() == 0
     assert 2 * min(stats.poisson.cdf(renewed, 50 * CHAINS), stats.poisson.sf(renewed - 1, 50 * CHAINS)) > ALPHA

@@ -10,7 +10,7 @@ from tests.statistical.targets import Member, Target, on_grid, records
 
 import fedpdmc as fp
 from fedpdmc.sampling.engines import one_round
-from fedpdmc.sampling.engines.one_round import Decision, first_difference
+from fedpdmc.sampling.engines.one_round import first_difference
 
 CHAINS, DURATION = 128, 300.0
 
@@ -59,13 +59,13 @@ def reused(request, arrival, new, left):
     now = sigma <= 0
     stands = arrival.rang & ~now & (request.time(arrival.time) > 0)
     silent = jnp.maximum(jnp.minimum(jnp.where(now, 0.0, jnp.inf), request.lead + request.path.horizon), 0.0)
-    return Decision(~(stands | (silent >= left)), silent)
+    return ~(stands | (silent >= left)), silent
 
 
 def from_now(request, arrival, new, left):
     """Wrong: a site whose arrival does not stand is asked from now on."""
-    decision = RIGHT(request, arrival, new, left)
-    return Decision(decision.ask, jnp.zeros_like(decision.since))
+    ask, since = RIGHT(request, arrival, new, left)
+    return ask, jnp.zeros_like(since)
 
 
 RIGHT = one_round.decide

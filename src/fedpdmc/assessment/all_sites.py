@@ -32,7 +32,7 @@ from fedpdmc.console.interrupts import check, deferred
 from fedpdmc.console.progress import report, showing
 from fedpdmc.errors import InputError
 from fedpdmc.models.mixture_prior import MixturePrior
-from fedpdmc.results.report.report_page import html_table
+from fedpdmc.results.report import html_table
 from fedpdmc.study.study_response import Outcome
 
 if TYPE_CHECKING:

@@ -273,7 +273,7 @@ def report(
     from fedpdmc.assessment.at_site import SiteAssessment, public_draws
     from fedpdmc.federation.audit_seals import FILE as SEALS
     from fedpdmc.federation.audit_seals import read_seals
-    from fedpdmc.results.report.report_page import write_report
+    from fedpdmc.results.report import write_report
     from fedpdmc.study import read_study
     from fedpdmc.study.description import effect_scale, modelled, released
 

@@ -24,10 +24,10 @@ from fedpdmc.results.skeleton import Moments, Skeleton
 from fedpdmc.whitening import Bend, Reference
 
 FORMAT = 4
-# Draws of a model's variables are stored, this many of each chain: the functions that compute them are not stored.
-VARIABLES, ORIGINS, MOST_VARIABLES = "variable-", "origin-of-", 1000
-# Arrays of the state of the run, from which it can continue.
-RUN = "run-"
+VARIABLES = "variable-"  # draws of a model's variables: the functions that compute them are not stored
+MOST_VARIABLES = 1000  # of each chain
+ORIGINS = "origin-of-"  # the variables where the chains started
+RUN = "run-"  # arrays of the state of the run, from which it can continue
 COUNTS = ("messages", "bytes", "events", "gradient_evaluations", "violations")
 
 
@@ -35,12 +35,11 @@ def save(post: Posterior, path: Path, state: bool = True) -> None:
     """Write a posterior, replacing one that is there and nothing else."""
     path = Path(os.path.abspath(path))
     if path.is_file() or (path.is_dir() and any(path.iterdir()) and not _is_ours(path)):
-        raise InputError(
-            "save(path)", f"{path}, which is not a saved posterior", "Give a new path, or one of a posterior."
-        )
+        found = f"{path}, which is not a saved posterior"
+        raise InputError("save(path)", found, "Give a new path, or one of a posterior.")
     # Written next to its place and then renamed: a process that is killed while saving leaves the previous folder.
     draft, before = (path.with_name(f".{path.name}.{word}") for word in ("new", "old"))
-    _write(post, draft, post.run_state if state else None)
+    _write(post, draft, post.run.state() if state and post.run is not None else None)
     manifest.write(draft)
     shutil.rmtree(before, ignore_errors=True)
     if path.exists():
@@ -123,7 +122,14 @@ def _read(group, stored: list[str]) -> tuple[Posterior, RunState | None]:
     reference = Reference(center, scale, bend=Bend.unpacked(arrays))
     counts = {name: arrays[name] for name in COUNTS if name in arrays}
     counts |= {name: attrs[name] for name in ("rounds", "certified", "privacy")}
-    store = _read_store(dynamics, arrays, attrs)
+    (begin, end), flow = (float(x) for x in attrs["span"]), dynamics.flow
+    if attrs["keep"] == "skeleton":
+        begun = -float(attrs["settings"]["burn_in"]) if dynamics.turns else None
+        skeleton = Skeleton.read(arrays["offsets"], arrays["knots"], arrays["velocities"], begin, end)
+        store: Store = SkeletonStore(flow, skeleton, begun)
+    else:
+        moments = Moments(float(arrays["time"][0]), arrays["first"], arrays["second"], arrays["pivot"])
+        store = DrawStore(flow, moments, arrays["draws"], begin, end, float(arrays["spacing"][0]))
     variables, kept = None, attrs.get("variables", [])
     if kept:
         origins = {name: arrays[ORIGINS + name] for name in kept if ORIGINS + name in arrays}
@@ -134,15 +140,11 @@ def _read(group, stored: list[str]) -> tuple[Posterior, RunState | None]:
     if not np.isfinite([float(settings["duration"]), float(settings["burn_in"])]).all() or "reference" not in settings:
         raise ValueError("settings that are not those of a run")
     post = Posterior(store, reference, dynamics, names, counts, settings, None, variables, origin)
-    return post, _read_state(arrays, attrs)
-
-
-def _read_state(arrays: dict[str, np.ndarray], attrs: dict[str, Any]) -> RunState | None:
-    """The state of the run, whole or not at all."""
-    kept = attrs.get("run", {"arrays": [""]})
-    if any(RUN + name not in arrays for name in kept["arrays"]):
-        return None
-    return RunState(kept["facts"], {name: arrays[RUN + name] for name in kept["arrays"]})
+    # The state of the run, whole or not at all.
+    run = attrs.get("run", {"arrays": [""]})
+    if any(RUN + name not in arrays for name in run["arrays"]):
+        return post, None
+    return post, RunState(run["facts"], {name: arrays[RUN + name] for name in run["arrays"]})
 
 
 def _store_arrays(store: Store) -> dict[str, np.ndarray]:
@@ -159,13 +161,3 @@ def _store_arrays(store: Store) -> dict[str, np.ndarray]:
         "pivot": moments.pivot,
         "spacing": np.asarray([store.spacing]),
     }
-
-
-def _read_store(dynamics: Dynamics, arrays: dict[str, np.ndarray], attrs: dict[str, Any]) -> Store:
-    (begin, end), flow = (float(x) for x in attrs["span"]), dynamics.flow
-    if attrs["keep"] == "skeleton":
-        origin = -float(attrs["settings"]["burn_in"]) if dynamics.turns else None
-        skeleton = Skeleton.read(arrays["offsets"], arrays["knots"], arrays["velocities"], begin, end)
-        return SkeletonStore(flow, skeleton, origin)
-    moments = Moments(float(arrays["time"][0]), arrays["first"], arrays["second"], arrays["pivot"])
-    return DrawStore.of(flow, moments, arrays["draws"], begin, end, float(arrays["spacing"][0]))

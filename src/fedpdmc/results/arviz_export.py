@@ -16,13 +16,10 @@ from fedpdmc.validation import integer
 if TYPE_CHECKING:
     from fedpdmc.results.posterior import Posterior
 
-# Chains that ArviZ is given by default.
-ARVIZ_CHAINS = 4
-# Numbers in a group of a value for each record and draw: a gigabyte.
-MOST_NUMBERS = 2**27
+ARVIZ_CHAINS = 4  # that ArviZ is given by default
+MOST_NUMBERS = 2**27  # in a group of a value for each record and draw: a gigabyte
 UNCONSTRAINED = "unconstrained_posterior"
-# Plots by their names in ArviZ below 1, and from 1 on.
-PLOTS = {"plot_trace": "plot_trace_dist"}
+PLOTS = {"plot_trace": "plot_trace_dist"}  # names in ArviZ below 1, and from 1 on
 
 
 def to_arviz(
@@ -63,7 +60,6 @@ def prior_predictive(sites: Any, x: np.ndarray, values: dict[str, np.ndarray], r
 
 
 def _with_responses(post: Posterior, sites: Any) -> Iterator[Any]:
-    """The responses of the sites' records, in this process."""
     members = sites if sites is not None else () if post.run is None else post.run.members
     where = "log_likelihood, posterior_predictive"
     if not members:

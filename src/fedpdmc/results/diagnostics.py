@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+from scipy.special import chdtri, ndtri, stdtrit
 
-# Fewest draws per chain for which a size is computed.
-LEAST_DRAWS = 4
+LEAST_DRAWS = 4  # of a chain, for which a size is computed
 TAILS = (0.05, 0.95)  # quantiles at which tails are counted
 
 
@@ -38,11 +38,12 @@ def _halves(values: np.ndarray) -> np.ndarray:
 
 
 def _ess(z: np.ndarray) -> float:
-    """Effective sample size of the mean of sequences (C, n)."""
     if np.ptp(z) < np.finfo(float).resolution:
         return float(z.size)
     chains, n = z.shape
-    cov = _autocovariances(z).mean(0)
+    length = 1 << (2 * n - 1).bit_length()
+    spectrum = np.fft.rfft(z - z.mean(1, keepdims=True), length, 1)
+    cov = (np.fft.irfft(spectrum * np.conjugate(spectrum), length, 1)[:, :n] / n).mean(0)
     within = cov[0] * n / (n - 1.0)
     total = cov[0] + (z.mean(1).var(ddof=1) if chains > 1 else 0.0)
     rho = 1.0 - (within - cov) / total
@@ -72,76 +73,47 @@ def _correlation_time(rho: np.ndarray) -> float:
     return -1.0 + 2.0 * float(np.sum(kept[: end + 1])) + float(np.sum(kept[end + 1 : end + 2]))
 
 
-def _autocovariances(values: np.ndarray) -> np.ndarray:
-    """Autocovariances of every sequence (C, n), divided by n at all lags."""
-    n = values.shape[1]
-    length = 1 << (2 * n - 1).bit_length()
-    spectrum = np.fft.rfft(values - values.mean(1, keepdims=True), length, 1)
-    return np.fft.irfft(spectrum * np.conjugate(spectrum), length, 1)[:, :n] / n
-
-
 def rank_normalised(values: np.ndarray) -> np.ndarray:
     """Standard normal quantiles of the ranks among all draws; equal draws share the mean of theirs."""
-    from scipy.special import ndtri
-
     _, place, count = np.unique(values.ravel(), return_inverse=True, return_counts=True)
     ranks = np.cumsum(count) - (count - 1) / 2.0
     return ndtri((ranks - 0.375) / (values.size + 0.25))[place].reshape(values.shape)
 
 
-# Number of superchains into which many chains are merged, and of sequences into which few chains are cut.
-SUPERCHAINS, LEAST_SEQUENCES = 4, 8
-# Probability that a stationary run exceeds a limit, over all quantities.
-FALSE_ALARM = 1e-3
-# Drift: the first fifth of every chain against its second half, as Geweke compares them.
-EARLY, LATE = 0.2, 0.5
-# With this many chains or more, their scatter gives the error of a mean over chains.
-LEAST_CHAINS = 8
+SUPERCHAINS = 4  # into which many chains are merged
+LEAST_SEQUENCES = 8  # into which few chains are cut
+FALSE_ALARM = 1e-3  # probability that a stationary run exceeds a limit, over all quantities
+EARLY = 0.2  # part of every chain whose mean is compared with that of its end, after Geweke
+LATE = 0.5  # that end
+LEAST_CHAINS = 8  # whose scatter gives the error of a drift
 WIDE_EVERY = 4  # one chain in so many starts twice as far out as the others
 LEAST_WIDE = 4  # chains that start far out, from which they are compared with the others
 BETWEEN = 32  # chains from which the scatter of their means gives the Monte Carlo error
-# Draws per sequence below which the bias of an autocorrelation matters, and the smallest number of joined sequences.
-LONG, LEAST_LONG = 512, 4
+LONG = 512  # draws of a sequence, below which the bias of an autocorrelation matters
+LEAST_LONG = 4  # joined sequences
 
 
 class Diagnosis(NamedTuple):
-    """What the draws show about each quantity, the energy last.
+    """What the draws show about each quantity, the energy last; means and errors are in standard deviations.
 
-    Attributes
-    ----------
-    names : list of str
-    ess, tail : (q,)
-        Bulk and tail effective sample size over all chains.
-    error : (q,)
-        Monte Carlo error of the mean, in standard deviations: from the scatter of the chains' means, which are independent;
-        with few chains from the effective sample size.
-    scatter : (q,)
-        Effective sample size from the scatter of the chains' mean ranks.
-    rhat, floor, limit : (q,)
-        Nested R-hat; its value for a stationary run with this ESS; and what such a run exceeds once in a thousand.
-    drift, drift_limit : (q,)
-        Mean of the first fifth less that of the second half, in standard deviations, and what a stationary run exceeds
-        once in a thousand.
-    begin, begin_limit : (q,)
-        Mean over chains of the first draws, in standard deviations from the mean of all, and the same limit for it.
-    apart, apart_limit : (q,)
-        Difference between chains that started far out and the others over the first half, in location or in distance from
-        the median, in standard deviations; and the same limit for it.
+    A limit is what a stationary run exceeds once in a thousand.
     """
 
     names: list[str]
-    ess: np.ndarray
+    ess: np.ndarray  # bulk effective sample size over all chains
     tail: np.ndarray
-    error: np.ndarray
-    scatter: np.ndarray
-    rhat: np.ndarray
-    floor: np.ndarray
+    error: (
+        np.ndarray
+    )  # of the mean: from the scatter of the chains' means, which are independent; with few chains from ess
+    scatter: np.ndarray  # effective sample size from the scatter of the chains' mean ranks
+    rhat: np.ndarray  # nested
+    floor: np.ndarray  # its value for a stationary run with this ESS
     limit: np.ndarray
-    drift: np.ndarray
+    drift: np.ndarray  # mean of the first fifth less that of the second half
     drift_limit: np.ndarray
-    begin: np.ndarray
+    begin: np.ndarray  # mean over chains of the first draws, from the mean of all
     begin_limit: np.ndarray
-    apart: np.ndarray
+    apart: np.ndarray  # of chains that started far out, over the first half, in location or in distance from the median
     apart_limit: np.ndarray
 
 
@@ -180,16 +152,16 @@ def diagnose(values: np.ndarray, names: list[str], starts: np.ndarray, wide: boo
     slow = np.minimum(ess, ess[-1])
     groups = sequences(chains)
     # Of 2q statistics: bulk and folded.
-    width = _chi_square(groups - 1, FALSE_ALARM / (2 * count)) / (groups - 1)
+    width = chdtri(groups - 1, FALSE_ALARM / (2 * count)) / (groups - 1)
     which = bulk / groups_floor(ess, groups) >= folded / groups_floor(slow, groups)
     used = np.where(which, ess, slow)
     # Two-sided, of 2q statistics: drift and beginning.
-    z = _normal(FALSE_ALARM / (4 * count))
-    wide_z = _student(chains - 1, FALSE_ALARM / (4 * count))
+    z = -ndtri(FALSE_ALARM / (4 * count))
+    wide_z = -stdtrit(max(chains - 1, 1), FALSE_ALARM / (4 * count))
     if chains < LEAST_CHAINS:
         error, wide_z = np.sqrt((1 / EARLY + 1 / LATE) / np.maximum(ess, 1.0)), z
     # Of 4q two-sided statistics, with the degrees of freedom of the smaller group.
-    apart_z = _student(max(int(far.sum()) - 1, 1), FALSE_ALARM / (4 * count))
+    apart_z = -stdtrit(max(int(far.sum()) - 1, 1), FALSE_ALARM / (4 * count))
     floor = groups_floor(used, groups)
     limit = np.sqrt(1 + width * (floor**2 - 1))
     error_of_mean = monte_carlo_error(values, ess)
@@ -307,12 +279,12 @@ def effective_sizes(values: np.ndarray, size: Callable[[np.ndarray], float] = bu
     sequence of joined chains, which are independent, the correlation at lag t has the weight ``1 − t/n``. That is its
     weight in the variance of the mean of all draws. A chain that is stuck still shows: its draws are alike.
     """
-    values, scale = joined(values)
+    values, scale = join_short_chains(values)
     found = [scale * size(values[..., i]) for i in range(values.shape[-1])]
     return np.minimum(np.nan_to_num(found, nan=0.0), scale * values.shape[0] * values.shape[1])
 
 
-def joined(values: np.ndarray) -> tuple[np.ndarray, float]:
+def join_short_chains(values: np.ndarray) -> tuple[np.ndarray, float]:
     """Draws (C, n, q) with short chains joined end to end, and the ratio of all draws to those that are kept."""
     chains, n = values.shape[:2]
     group = min(-(-LONG // max(n, 1)), chains // LEAST_LONG)
@@ -320,21 +292,3 @@ def joined(values: np.ndarray) -> tuple[np.ndarray, float]:
         return values, 1.0
     count = chains // group
     return values[: count * group].reshape(count, group * n, *values.shape[2:]), chains / (count * group)
-
-
-def _chi_square(degrees: int, tail: float) -> float:
-    from scipy.special import chdtri
-
-    return float(chdtri(degrees, tail))
-
-
-def _normal(tail: float) -> float:
-    from scipy.special import ndtri
-
-    return float(-ndtri(tail))
-
-
-def _student(degrees: int, tail: float) -> float:
-    from scipy.special import stdtrit
-
-    return float(-stdtrit(max(degrees, 1), tail))

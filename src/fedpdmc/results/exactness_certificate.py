@@ -57,7 +57,6 @@ ASSERTED = "they are exact if the continuity that the user asserts holds"
 
 
 def _program(potential: Any) -> Program | None:
-    """The user's function within a potential."""
     if isinstance(potential, Program):
         return potential
     if isinstance(potential, Sum):

@@ -20,8 +20,8 @@ from fedpdmc.validation import interval_ends, suggest
 if TYPE_CHECKING:
     from fedpdmc.results.posterior import Posterior
 
-# Draws of a posterior, over all chains; and of the Gaussian of one site, a power of two.
-DRAWS, SITE_DRAWS = 8000, 4096
+DRAWS = 8000  # of a posterior, over all chains
+SITE_DRAWS = 4096  # of the Gaussian of one site, a power of two
 HAVE = "Posteriors of fedpdmc.sites and of contracts know theirs."
 
 
@@ -73,17 +73,17 @@ class EffectScale:
             raise InputError("kind", repr(name), f"{suggest(name, self.kinds)}Give one of {', '.join(self.kinds)}.")
         return next(iter(self.kinds)) if name is None else name
 
-    def increments(self, told: Mapping[str, float] | None) -> dict[str, float | None]:
+    def increments(self, wanted: Mapping[str, float] | None) -> dict[str, float | None]:
         """The increment of every column; None for one unit of a column of zeros and ones."""
-        stray = sorted(set(told or {}) - set(self.columns))
+        stray = sorted(set(wanted or {}) - set(self.columns))
         if stray:
             known = ", ".join(self.columns) or "none: no column of the model is a number"
             raise InputError("increments", repr(stray[0]), f"Columns that are numbers: {known}.")
-        for name, by in (told or {}).items():
+        for name, by in (wanted or {}).items():
             if not np.isfinite(by) or by == 0 or (self.columns[name]["log"] and by <= 1):
                 need = "a number other than zero; of a column that enters by its logarithm a factor above 1"
                 raise InputError(f"increments[{name!r}]", repr(by), f"Give {need}.")
-        return {name: one["by"] for name, one in self.columns.items()} | dict(told or {})
+        return {name: one["by"] for name, one in self.columns.items()} | dict(wanted or {})
 
     def effects(
         self,
@@ -149,7 +149,7 @@ def each_site(post: Posterior, sites: Any = None, naming: Any = None) -> tuple[d
     how = "each site: normal approximation at the mode of its own likelihood and the prior"
     if found is None:
         how = "each site: one Newton step from the released derivatives, without the prior"
-        found = _released(post)
+        found = _site_gaussians(post)
         if sites is None and naming is None and isinstance(post.named, StoredVariables):
             raise InputError("sites", "None, of a posterior from disk", "Give sites=, as they were given to sample().")
     named: Any = post.named_by(sites)
@@ -163,8 +163,7 @@ def each_site(post: Posterior, sites: Any = None, naming: Any = None) -> tuple[d
 
 
 @double_precision
-def _released(post: Posterior) -> dict[str, tuple[np.ndarray, np.ndarray] | None]:
-    """Mean and covariance of each site's likelihood by its control variate."""
+def _site_gaussians(post: Posterior) -> dict[str, tuple[np.ndarray, np.ndarray] | None]:
     names = set(post.settings["sites"]) - {post.settings.get("prior_site")}
     control = {name: one for name, one in (post.reference.control or {}).items() if name in names}
     if (
@@ -189,15 +188,15 @@ def _released(post: Posterior) -> dict[str, tuple[np.ndarray, np.ndarray] | None
     return found
 
 
-# A report replaces ink by the page's text colour; the accent is legible on light and dark backgrounds.
-INK, ACCENT = "#000000", "#2a7ab0"
+INK = "#000000"  # a report replaces it by the page's text colour
+ACCENT = "#2a7ab0"  # legible on light and dark backgrounds
 MOST_ROWS = 40
-# Inches: width, height of a row, and what is above and below the rows.
-WIDTH, ROW, FRAME = 7.0, 0.3, 1.1
-# Intervals are cut, with an arrow, this many median half-widths beyond the outermost medians.
-REACH = 5.0
-# Points: the side of the largest square, and of the smallest.
-LARGEST, SMALLEST = 11.0, 3.0
+WIDTH = 7.0  # inches
+ROW = 0.3  # inches, the height of a row
+FRAME = 1.1  # inches above and below the rows
+REACH = 5.0  # median half-widths beyond the outermost medians at which intervals are cut, with an arrow
+LARGEST = 11.0  # points, the side of the largest square
+SMALLEST = 3.0  # points, that of the smallest
 LONGEST_NAME = 34
 
 
@@ -212,7 +211,7 @@ class Row(NamedTuple):
     diamond: bool = False
 
 
-def shortened(name: str, longest: int = LONGEST_NAME) -> str:
+def shorten(name: str, longest: int = LONGEST_NAME) -> str:
     """A name that fits its panel, with its middle left out."""
     half = (longest - 1) // 2
     return name if len(name) <= longest else f"{name[:half]}…{name[-half:]}"
@@ -279,7 +278,7 @@ def forest(
         axes = figure.add_subplot(grid[i])
         _panel(axes, rows, scale.ratio)
         if title is not None:
-            axes.set_title(shortened(title, 60), loc="left", fontsize=10, fontweight="bold", pad=15)
+            axes.set_title(shorten(title, 60), loc="left", fontsize=10, fontweight="bold", pad=15)
         weights = any(row.weight is not None for row in rows)
         words = f"median, {100 * level:g} %" + ("   weight" if weights else "")
         axes.annotate(
@@ -309,7 +308,7 @@ def _panel(axes: Any, rows: Sequence[Row], ratio: bool) -> None:
             f"{middle} ({least} to {most}){weight}", (1.02, y),
             xycoords=("axes fraction", "data"), va="center", fontsize=9, annotation_clip=False, color=INK,
         )  # fmt: skip
-    labels = axes.set_yticks(range(len(rows) - 1, -1, -1), [shortened(row.label) for row in rows], fontsize=9.5)
+    labels = axes.set_yticks(range(len(rows) - 1, -1, -1), [shorten(row.label) for row in rows], fontsize=9.5)
     for tick, row in zip(labels, rows, strict=True):
         tick.label1.set_fontweight("bold" if row.diamond else "normal")
     axes.set_ylim(-0.7, len(rows) - 0.3)

@@ -114,5 +114,4 @@ def check(folder: Path, argument: str, present: Iterable[str] | None = None) -> 
 
 
 def _own(known: Mapping[str, str]) -> str:
-    """The hash of a manifest itself."""
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import abc
-import copy
+import dataclasses
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,43 +20,8 @@ LEAST_COVER = 0.9
 LEAST_TURNS = 6
 
 
-class Store(abc.ABC):
-    """Receives the paths block by block and provides moments and draws in whitened coordinates."""
-
-    @abc.abstractmethod
-    def copy(self) -> Store:
-        """A store that can grow without changing this one."""
-
-    @property
-    @abc.abstractmethod
-    def span(self) -> tuple[float, float]:
-        """First and last process time."""
-
-    @property
-    @abc.abstractmethod
-    def most_draws(self) -> int:
-        """Maximum number of draws of each chain that can be requested."""
-
-    @abc.abstractmethod
-    def append(self, block: Block | Skeleton) -> None:
-        """Take the next block."""
-
-    @abc.abstractmethod
-    def moments(self) -> Moments:
-        """Exact integrals over all that was received."""
-
-    @abc.abstractmethod
-    def draws(self, n: int) -> np.ndarray:
-        """``n`` positions of every chain, equally spaced in process time."""
-
-    @property
-    def turns(self) -> int:
-        """Turns of every chain at which averages and draws are taken; zero if they are taken along the whole paths."""
-        return 0
-
-
-class SkeletonStore(Store):
-    """Keeps every knot.
+class SkeletonStore:
+    """Every knot of a run, block by block, and moments and draws from them in whitened coordinates.
 
     Positions at the turns are more informative than the paths between them. On a Gaussian they are independent,
     ``2/π = 0.64`` per unit of time. The integral along the paths is worth ``π/8 = 0.39`` independent draws: the turn
@@ -72,15 +36,11 @@ class SkeletonStore(Store):
         The process time at which the chains started, for dynamics with turns.
     """
 
+    most_draws = 2**31
+
     def __init__(self, flow: Flow, skeleton: Skeleton | None = None, origin: float | None = None):
         self.flow, self.origin = flow, origin
         self._blocks: list[Skeleton | Block] = [] if skeleton is None else [skeleton]
-
-    def copy(self):
-        """Shares the blocks, which never change."""
-        other = SkeletonStore(self.flow, origin=self.origin)
-        other._blocks = list(self._blocks)
-        return other
 
     @property
     def skeleton(self) -> Skeleton:
@@ -94,22 +54,17 @@ class SkeletonStore(Store):
         return whole
 
     @property
-    def span(self):
+    def span(self) -> tuple[float, float]:
         """First and last process time."""
         return self._blocks[0].begin, self._blocks[-1].end
 
-    @property
-    def most_draws(self):
-        """No limit."""
-        return 2**31
-
-    def append(self, block):
-        """Take the next block."""
-        self._blocks.append(block)
+    def append(self, block: Block | Skeleton) -> None:
+        """Take the next block; copies of this store do not see it."""
+        self._blocks = [*self._blocks, block]
 
     @property
-    def turns(self):
-        """The least number of turns of a chain, if that is enough."""
+    def turns(self) -> int:
+        """The number of turns that every chain has, if averages and draws are taken there; else zero."""
         count = self._turn_times().shape[1]
         return count if count >= LEAST_TURNS else 0
 
@@ -123,14 +78,14 @@ class SkeletonStore(Store):
         count = max(int(np.floor((end - first.max()) / QUARTER)) + 1, 0)
         return first[:, None] + QUARTER * np.arange(count)
 
-    def moments(self):
+    def moments(self) -> Moments:
         """Sums over the turns, or exact integrals over the skeleton."""
         if not self.turns:
             return self.skeleton.moments(self.flow, self.skeleton.a[0])
         a = self.draws(self.turns).reshape(-1, self.skeleton.dim)
         return Moments(float(len(a)), a.sum(0), a.T @ a, np.zeros(a.shape[1]))
 
-    def draws(self, n):
+    def draws(self, n: int) -> np.ndarray:
         """Positions at n evenly chosen turns of every chain; if it has fewer, in the middle of n equal intervals."""
         begin, end = self.span
         if n <= self.turns:
@@ -139,43 +94,32 @@ class SkeletonStore(Store):
         return self.skeleton.at(self.flow, begin + (np.arange(n) + 0.5) * (end - begin) / n)
 
 
-class DrawStore(Store):
-    """Keeps the moments and at most `MOST_DRAWS` draws of each chain, on a grid that is thinned as the run grows."""
+@dataclasses.dataclass
+class DrawStore:
+    """Exact moments and at most `MOST_DRAWS` draws of each chain, on a grid that is thinned as the run grows.
 
-    def __init__(self, flow: Flow):
-        self.flow = flow
-        self._moments: Moments | None = None
-        self._begin, self._end, self._spacing = 0.0, 0.0, 0.0
-        self._draws: np.ndarray | None = None
+    ``spacing`` is the process time between two draws of a chain.
+    """
 
-    @classmethod
-    def of(cls, flow: Flow, moments: Moments, draws: np.ndarray, begin: float, end: float, spacing: float) -> DrawStore:
-        """A store as it was when it was saved; ``spacing`` is the process time between draws."""
-        store = cls(flow)
-        store._moments, store._draws, store._begin, store._end = moments, draws, begin, end
-        store._spacing = spacing
-        return store
+    flow: Flow
+    _moments: Moments | None = None
+    _draws: np.ndarray | None = None
+    begin: float = 0.0
+    end: float = 0.0
+    spacing: float = 0.0
+    turns = 0
 
     @property
-    def spacing(self) -> float:
-        """Process time between two draws of a chain."""
-        return self._spacing
-
-    def copy(self):
-        """Shares the arrays, which are replaced and never changed."""
-        return copy.copy(self)
-
-    @property
-    def span(self):
+    def span(self) -> tuple[float, float]:
         """First and last process time."""
-        return self._begin, self._end
+        return self.begin, self.end
 
     @property
-    def most_draws(self):
-        """As many as were kept."""
+    def most_draws(self) -> int:
+        """As many as were kept of each chain."""
         return 0 if self._draws is None else self._draws.shape[1]
 
-    def append(self, block):
+    def append(self, block: Block | Skeleton) -> None:
         """Add the block's moments and the draws that fall into it, or neither."""
         path = block if isinstance(block, Skeleton) else block.skeleton()
         if self._moments is None or self._draws is None:
@@ -183,7 +127,7 @@ class DrawStore(Store):
             spacing = (path.end - path.begin) / (MOST_DRAWS // 2)
             moments = path.moments(self.flow, path.a[0])
         else:
-            begin, draws, spacing = self._begin, self._draws, self._spacing
+            begin, draws, spacing = self.begin, self._draws, self.spacing
             moments = self._moments.plus(path.moments(self.flow, self._moments.pivot))
         # Draw k is in the middle of interval k. Every third of them is the middle of an interval three times as long.
         while (path.end - begin) / spacing + 0.5 > MOST_DRAWS + 1:
@@ -191,15 +135,15 @@ class DrawStore(Store):
         total = int(np.floor((path.end - begin) / spacing * (1 + 1e-12) + 0.5))
         fresh = path.at(self.flow, begin + (np.arange(draws.shape[1], total) + 0.5) * spacing)
         draws = np.concatenate([draws, fresh], 1)
-        self._moments, self._draws, self._spacing, self._begin, self._end = moments, draws, spacing, begin, path.end
+        self._moments, self._draws, self.spacing, self.begin, self.end = moments, draws, spacing, begin, path.end
 
-    def moments(self):
+    def moments(self) -> Moments:
         """Exact integrals, accumulated."""
         if self._moments is None:
             raise InputError("posterior", "no completed block", "Run it to a positive duration first.")
         return self._moments
 
-    def draws(self, n):
+    def draws(self, n: int) -> np.ndarray:
         """A subset of the kept draws: equally spaced, or to within one kept draw if no such subset covers the run."""
         kept = self.most_draws
         if self._draws is None or n > kept:
@@ -210,6 +154,9 @@ class DrawStore(Store):
         if n * step >= LEAST_COVER * kept:
             return self._draws[:, (kept - 1 - step * (n - 1)) // 2 :: step][:, :n]
         return self._draws[:, ((np.arange(n) + 0.5) * kept / n).astype(int)]
+
+
+Store = SkeletonStore | DrawStore
 
 
 class RunState(NamedTuple):
@@ -225,20 +172,15 @@ class RunState(NamedTuple):
 def cannot_go_on(settings: dict[str, Any]) -> InputError:
     """Why a posterior has no run, and what to do."""
     if settings.get("exact") is False:
-        return InputError(
-            "extend",
-            "a private answer in one shot, which has no chains",
-            "Sample again, with method='exact' or more budget.",
-        )
-    if "contract" in settings:
-        return InputError(
-            "extend",
-            f"a saved posterior of study {settings['study']!r}, whose sites are on a network",
+        found = "a private answer in one shot, which has no chains"
+        remedy = "Sample again, with method='exact' or more budget."
+    elif "contract" in settings:
+        found = f"a saved posterior of study {settings['study']!r}, whose sites are on a network"
+        remedy = (
             "The study continues from the coordinator's store: fedpdmc.sample(fedpdmc.connect(contract, ..., store=folder), "
-            "ess=...), or `fedpdmc coordinator study.toml --store folder`.",
+            "ess=...), or `fedpdmc coordinator study.toml --store folder`."
         )
-    return InputError(
-        "extend",
-        "a saved posterior without the state of its run",
-        "Restore the archive from a whole copy, or sample again and save with this version of fedpdmc.",
-    )
+    else:
+        found = "a saved posterior without the state of its run"
+        remedy = "Restore the archive from a whole copy, or sample again and save with this version of fedpdmc."
+    return InputError("extend", found, remedy)

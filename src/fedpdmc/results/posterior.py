@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from fedpdmc.errors import InputError
 from fedpdmc.models.user_function import StoredVariables, Variables, variables
 from fedpdmc.results.diagnostics import Diagnosis, diagnose, energy, quantile_errors
 from fedpdmc.results.exactness_certificate import Certificate
-from fedpdmc.results.path_store import RunState, SkeletonStore, Store, cannot_go_on
+from fedpdmc.results.path_store import SkeletonStore, Store, cannot_go_on
 from fedpdmc.results.skeleton import Skeleton
 from fedpdmc.results.verdict import Verdict, judge, other_modes_crossed
 from fedpdmc.validation import LEVEL, integer, probability
@@ -29,32 +29,10 @@ if TYPE_CHECKING:
 
     from fedpdmc.results.summary import Summary
 
-# Draws per unit of process time for the diagnostics of rotating paths, while there are not too many.
-DRAWS_PER_TURN = 16
-# Draws of all chains that diagnostics use, or a thousand of each chain if that is more; and numbers in all of them.
-MOST_DIAGNOSED, MOST_NUMBERS = 2**16, 2**23
+DRAWS_PER_TURN = 16  # per unit of process time, for the diagnostics of rotating paths
+MOST_DIAGNOSED = 2**16  # draws of all chains that diagnostics use, or a thousand of each chain if that is more
+MOST_NUMBERS = 2**23  # in all of them
 UNCHANGED = "before another block of samples was complete. The posterior is as it was: call extend() again."
-
-
-class Continuation(Protocol):
-    """The run of a posterior: open in this process, or as it was saved."""
-
-    def state(self) -> RunState | None:
-        """The run's state; None if the sites keep a part of it."""
-        ...
-
-    def extend(self, *, duration: Any, ess: Any, sites: Any, prior: Any, progress: bool) -> Posterior:
-        """The posterior of a longer run."""
-        ...
-
-    @property
-    def members(self) -> Sequence[Any]:
-        """The sites in this process; none for a network or an archive."""
-        ...
-
-    def each_site(self, sites: Any) -> dict[str, Any] | None:
-        """Mean and covariance by each site's own records and the prior, None for a site without; None: sites elsewhere."""
-        ...
 
 
 class Posterior:
@@ -81,6 +59,8 @@ class Posterior:
         What each site with a budget has spent.
     settings : dict
         Settings, versions and seed.
+    run : Sampler, SavedRun or None
+        What `extend` continues (`fedpdmc.sampling.driver`).
     """
 
     def __init__(
@@ -91,11 +71,11 @@ class Posterior:
         names: list[str],
         counts: dict[str, Any],
         settings: dict[str, Any],
-        run: Continuation | None = None,
+        run: Any = None,
         variables: Variables | StoredVariables | None = None,
         origin: np.ndarray | None = None,
     ):
-        self.store, self.reference, self.dynamics, self._run = store, reference, dynamics, run
+        self.store, self.reference, self.dynamics, self.run = store, reference, dynamics, run
         self.names, self.settings, self._variables, self._origin = names, settings, variables, origin
         self._found: tuple[Diagnosis, Verdict] | None = None
         self.rounds: int = int(counts["rounds"])
@@ -158,7 +138,14 @@ class Posterior:
         return self._moments()[1]
 
     def _moments(self) -> tuple[np.ndarray, np.ndarray]:
-        return moments_of(self.store, self.reference, self.store.turns or self.diagnostic_draws())
+        """Mean and covariance of x: of the whitened ones, or over draws where coordinates are bent."""
+        reference, dim = self.reference, len(self.names)
+        if reference.bend is not None:
+            x = reference.to_x(self.store.draws(self.store.turns or self.diagnostic_draws())).reshape(-1, dim)
+            return x.mean(0), np.cov(x.T, bias=True).reshape(dim, dim)
+        moments, scale = self.store.moments(), np.asarray(reference.matrix)
+        cov = scale @ moments.cov() @ scale.T
+        return reference.to_x(moments.mean()), (cov + cov.T) / 2
 
     @double_precision
     def draws(self, n: int) -> np.ndarray:
@@ -184,7 +171,10 @@ class Posterior:
         if named:
             f = self.named.before(f)
         if self.store.turns:
-            return average(f, self.draws(self.store.turns).reshape(-1, len(self.names)))
+            draws = self.draws(self.store.turns).reshape(-1, len(self.names))
+            total = jax.jit(lambda x: jnp.sum(mapped(f)(x), 0))
+            parts = np.array_split(draws, max(1, len(draws) // BATCH))
+            return np.asarray(sum(np.asarray(total(jnp.asarray(part))) for part in parts)) / len(draws)
         return expectation(f, self.skeleton, self.dynamics.flow, self.reference)
 
     @property
@@ -252,9 +242,8 @@ class Posterior:
         if quantile is None:
             return dict(zip(self.names, (found.error[:-1] * sd).tolist(), strict=True))
         draws = self.draws(self.diagnostic_draws())
-        return dict(
-            zip(self.names, quantile_errors(draws, probability("mcse(quantile)", quantile)).tolist(), strict=True)
-        )
+        errors = quantile_errors(draws, probability("mcse(quantile)", quantile))
+        return dict(zip(self.names, errors.tolist(), strict=True))
 
     def rhat(self) -> dict[str, float]:
         """Nested, rank-normalised R-hat of every parameter and of the energy.
@@ -265,25 +254,11 @@ class Posterior:
         found = self.diagnosis()[0]
         return dict(zip(found.names, found.rhat.tolist(), strict=True))
 
-    @property
-    def run_state(self) -> RunState | None:
-        """The run's state as data that `save` writes; None for a run that cannot continue from it."""
-        return None if self._run is None else self._run.state()
-
-    @property
-    def run(self) -> Continuation | None:
-        """The run that `extend` continues, if there is one."""
-        return self._run
-
     def named_by(self, sites: Any = None) -> Variables | StoredVariables:
         """`named`, from the given sites if only draws of the variables are on disk."""
         if sites is None or not isinstance(self._variables, StoredVariables):
             return self.named
         return variables(list(sites), self.names) or self.named
-
-    def attach(self, run: Continuation) -> None:
-        """Attach the run that `extend` continues."""
-        self._run = run
 
     @deferred(UNCHANGED)
     def extend(
@@ -323,11 +298,11 @@ class Posterior:
             Other sites or another prior than those of the run, or a run that cannot be continued here: a posterior of a
             network study continues from its store, with `connect` and `sample`.
         """
-        if self._run is None:
+        if self.run is None:
             raise cannot_go_on(self.settings)
         if prior is not None and sites is None:
             raise InputError("sites", "None with a prior", "Give both, as they were given to sample(), or neither.")
-        return self._run.extend(duration=duration, ess=ess, sites=sites, prior=prior, progress=progress)
+        return self.run.extend(duration=duration, ess=ess, sites=sites, prior=prior, progress=progress)
 
     def summary(self, level: float = LEVEL, *, interval: str = "quantile", exp: bool = False) -> Summary:
         """A table of the parameters, which prints with the verdict on convergence first and how the run went last.
@@ -450,13 +425,13 @@ class Posterior:
         -------
         Path
         """
-        from fedpdmc.results.report.report_page import write_report
+        from fedpdmc.results.report import write_report
 
-        told: dict[str, Any] = {}
+        model: dict[str, Any] = {}
         if sites is not None:
-            told = {"about": sites.lines(), "released": sites.released(), "effect_scale": sites.effect_scale}
-            told |= {"dropped": sites.dropped(), "sites": sites}
-        return write_report(self, path, title=title, question=question, assessment=assessment, **told)
+            model = {"about": sites.lines(), "released": sites.released(), "effect_scale": sites.effect_scale}
+            model |= {"dropped": sites.dropped(), "sites": sites}
+        return write_report(self, path, title=title, question=question, assessment=assessment, **model)
 
     def plot_forest(
         self,
@@ -495,16 +470,15 @@ class Posterior:
 
     def plot_trace(self, **options: Any):
         """Densities and traces: `arviz.plot_trace` with its options."""
-        return self._plot("plot_trace", options)
+        from fedpdmc.results.arviz_export import plot
+
+        return plot(self, "plot_trace", options)
 
     def plot_pairs(self, **options: Any):
         """Scatter plots of pairs of parameters: `arviz.plot_pair` with its options."""
-        return self._plot("plot_pair", options)
-
-    def _plot(self, kind: str, options: dict[str, Any]):
         from fedpdmc.results.arviz_export import plot
 
-        return plot(self, kind, options)
+        return plot(self, "plot_pair", options)
 
     def _repr_html_(self) -> str:
         return self.summary()._repr_html_()
@@ -524,8 +498,9 @@ class Posterior:
         save(self, Path(path), state)
 
 
-# Gauss–Legendre nodes on each piece of path, the longest piece of a rotation that they cover, and pieces at a time.
-NODES, LONGEST_PIECE, BATCH = 4, 0.5, 2**14
+NODES = 4  # of a Gauss–Legendre rule on each piece of path
+LONGEST_PIECE = 0.5  # process time of a piece of a rotation
+BATCH = 2**14  # pieces, or draws, at a time
 
 
 def expectation(f: Callable[[Any], Any], skeleton: Skeleton, flow: Flow, reference: Reference) -> np.ndarray:
@@ -547,20 +522,3 @@ def expectation(f: Callable[[Any], Any], skeleton: Skeleton, flow: Flow, referen
         part = np.asarray(average(jnp.asarray(a.reshape(-1, a.shape[-1])), jnp.asarray(w.ravel())))
         total = part if total is None else total + part
     return np.asarray(total) / durations.sum()
-
-
-def average(f: Callable[[Any], Any], draws: np.ndarray) -> np.ndarray:
-    """The mean of ``f`` over draws (n, d)."""
-    total = jax.jit(lambda x: jnp.sum(mapped(f)(x), 0))
-    parts = np.array_split(draws, max(1, len(draws) // BATCH))
-    return np.asarray(sum(np.asarray(total(jnp.asarray(part))) for part in parts)) / len(draws)
-
-
-def moments_of(store: Store, reference: Reference, draws: int) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and covariance of x: of the whitened ones, or over so many draws where coordinates are bent."""
-    if reference.bend is not None:
-        x = reference.to_x(store.draws(draws)).reshape(-1, reference.dim)
-        return x.mean(0), np.cov(x.T, bias=True).reshape(2 * (reference.dim,))
-    moments, scale = store.moments(), np.asarray(reference.matrix)
-    cov = scale @ moments.cov() @ scale.T
-    return reference.to_x(moments.mean()), (cov + cov.T) / 2

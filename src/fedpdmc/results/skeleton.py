@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,13 +13,8 @@ from fedpdmc.dynamics import Flow
 
 Arrays = np.ndarray
 
-# Successive knots of one chain above which copying chain by chain is faster than scattering.
-LONG_RUN = 128
-# Coordinates up to which the signs of a knot are looked up in one table, and knots that are unpacked at a time if there
-# are more: no more than caches hold.
-ONE_TABLE, SLAB = 12, 2**12
-# Relative change of a velocity above which it is a jump.
-SMALL_CHANGE = 1e-9
+SMALL_CHANGE = 1e-9  # relative, of a velocity, above which it is a jump
+SPEEDS = np.array([1.0, -1.0])  # by sign bit
 
 
 class Moments(NamedTuple):
@@ -79,7 +74,7 @@ class Knots:
     def velocity(self, index: Any) -> Arrays:
         """``v[index]``, of knots alone: the others are not unpacked."""
         kept = self.velocities[index]
-        return _speeds(kept, self.dim) if self.packed else kept
+        return SPEEDS[np.unpackbits(kept, -1, self.dim, "little")] if self.packed else kept
 
     @property
     def packed(self) -> bool:
@@ -100,27 +95,6 @@ def side_by_side(t: Arrays, a: Arrays) -> Arrays:
 def signs(v: Arrays) -> Arrays:
     """Velocities of 1 and −1 as bits along the last axis, the first coordinate the lowest; set where negative."""
     return np.packbits(v < 0, axis=-1, bitorder="little")
-
-
-def _speeds(bits: Arrays, dim: int) -> Arrays:
-    """The velocities that `signs` packed."""
-    v, flat = np.empty((*bits.shape[:-1], dim)), bits.reshape(-1, bits.shape[-1])
-    rows = v.reshape(-1, dim)
-    if dim <= ONE_TABLE:
-        words = np.ascontiguousarray(flat).view("u1" if dim <= 8 else "<u2")[:, 0]
-        # Every word is in the table: "clip" only saves a buffer.
-        np.take(_every_speed(dim), words, axis=0, out=rows, mode="clip")
-        return v
-    for begin in range(0, len(flat), SLAB):
-        own = np.take(_every_speed(8), flat[begin : begin + SLAB], axis=0)
-        rows[begin : begin + SLAB] = own.reshape(len(own), -1)[:, :dim]
-    return v
-
-
-@cache
-def _every_speed(dim: int) -> Arrays:
-    """The velocities of all patterns of signs, in the order of their bits."""
-    return 1.0 - 2.0 * (np.arange(2**dim)[:, None] >> np.arange(dim) & 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,11 +159,9 @@ class Skeleton(Knots):
         """Knots of each chain."""
         return np.diff(self.offsets)
 
-    def put(self, whole: Skeleton, place: Arrays) -> None:
-        """Write the knots of chain c from ``place[c]`` on."""
-        for into, own in _pairs(whole, self):
-            for c, (begin, count) in enumerate(zip(place, self.counts(), strict=True)):
-                into[begin : begin + count] = own[self.offsets[c] : self.offsets[c + 1]]
+    def flat(self) -> tuple[Arrays, Arrays]:
+        """Numbers and velocities, chain after chain."""
+        return self.numbers, self.velocities
 
     def owners(self) -> Arrays:
         """The chain of each knot."""
@@ -259,17 +231,9 @@ class Chunk(Knots):
         """Valid knots of each chain."""
         return np.count_nonzero(self.valid, 1)
 
-    def put(self, whole: Skeleton, place: Arrays) -> None:
-        """Write the valid knots of chain c from ``place[c]`` on."""
-        n, counts = self.valid.shape[1], self.counts()
-        if n >= LONG_RUN and np.array_equal(self.valid, np.arange(n) < counts[:, None]):
-            for into, own in _pairs(whole, self):
-                for c, (begin, count) in enumerate(zip(place, counts, strict=True)):
-                    into[begin : begin + count] = own[c, :count]
-            return
-        where = (place[:, None] + np.cumsum(self.valid, 1) - 1)[self.valid]
-        for into, own in _pairs(whole, self):
-            into[where] = own[self.valid]
+    def flat(self) -> tuple[Arrays, Arrays]:
+        """Numbers and velocities of the valid knots, chain after chain."""
+        return self.numbers[self.valid], self.velocities[self.valid]
 
 
 class Block(NamedTuple):
@@ -303,14 +267,9 @@ def join(parts: Sequence[Skeleton | Block]) -> Skeleton:
     numbers, velocities = (
         np.empty((offsets[-1], kept.shape[-1]), kept.dtype) for kept in (pieces[0].numbers, pieces[0].velocities)
     )
-    whole = Skeleton(offsets, numbers, velocities, float(parts[0].begin), float(parts[-1].end))
     place = offsets[:-1].copy()
     for piece, count in zip(pieces, counts, strict=True):
-        piece.put(whole, place)
+        rows = np.arange(count.sum()) + np.repeat(place - (np.cumsum(count) - count), count)
+        numbers[rows], velocities[rows] = piece.flat()
         place += count
-    return whole
-
-
-def _pairs(whole: Skeleton, piece: Skeleton | Chunk) -> tuple[tuple[Arrays, Arrays], ...]:
-    """The arrays of the whole, each with what a piece puts into it."""
-    return (whole.numbers, piece.numbers), (whole.velocities, piece.velocities)
+    return Skeleton(offsets, numbers, velocities, float(parts[0].begin), float(parts[-1].end))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,8 +18,7 @@ from fedpdmc.validation import interval_ends, one_of
 if TYPE_CHECKING:
     from fedpdmc.results.posterior import Posterior
 
-# Draws of each chain from which intervals are computed.
-INTERVAL_DRAWS = 1000
+INTERVAL_DRAWS = 1000  # of each chain, from which intervals are computed
 # Columns that are left out, in this order, if the table is too wide for the terminal.
 SPARED = ("median", "ess_tail", "mcse")
 # What to do about a posterior that is far from any Gaussian.
@@ -62,8 +62,8 @@ class Summary(pd.DataFrame):
         return "\n".join([wrapped(verdict, width), "", self._table(width), "", *notes])
 
     def _repr_html_(self) -> str:
-        lines = "<br>".join(_escaped(line) for line in self.notes)
-        return f"<p><b>{_escaped(self.verdict)}</b></p>{self._formatted().to_html()}<p>{lines}</p>"
+        lines = "<br>".join(escape(line, quote=False) for line in self.notes)
+        return f"<p><b>{escape(self.verdict, quote=False)}</b></p>{self._formatted().to_html()}<p>{lines}</p>"
 
     def _table(self, width: int) -> str:
         """The table as printed; if it is too wide, the least important columns are left out."""
@@ -94,15 +94,16 @@ def _places(sd: float) -> str:
     return f"{{:.{max(2 - int(np.floor(np.log10(sd))), 0)}f}}"
 
 
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
-
 def summary(post: Posterior, level: float, interval: str, exp: bool) -> Summary:
     """The table of `Posterior.summary`."""
     ends = interval_ends("summary(level)", level)
     one_of("summary(interval)", interval, ("quantile", "hdi"))
-    names, moments, draws, found = _parameters(post) if not post.transformed else _variables(post)
+    if post.transformed:
+        names, moments, draws, found = _variables(post)
+    else:
+        # Parameters that are the coordinates themselves: mean and sd are exact integrals along the paths.
+        (found, _), names, moments = post.diagnosis(), list(post.names), (post.mean(), np.sqrt(np.diag(post.cov())))
+        draws = post.draws(min(INTERVAL_DRAWS, post.most_draws))
     if exp:
         draws, moments = np.exp(draws), None
     flat = draws.reshape(-1, len(names))
@@ -125,14 +126,6 @@ def summary(post: Posterior, level: float, interval: str, exp: bool) -> Summary:
     )
     table.verdict, table.notes = str(post.verdict), _notes(post)
     return table
-
-
-def _parameters(post: Posterior):
-    """Parameters that are the coordinates themselves: mean and sd are exact integrals along the paths."""
-    found, _ = post.diagnosis()
-    draws = post.draws(min(INTERVAL_DRAWS, post.most_draws))
-    moments = post.mean(), np.sqrt(np.diag(post.cov()))
-    return list(post.names), moments, draws, found
 
 
 def _variables(post: Posterior):

@@ -102,33 +102,24 @@ def judge(found: Diagnosis, chains: int, settings: dict[str, Any], distance: flo
     """
     worst = int(np.argmin(found.ess))
     ess, each = float(found.ess[worst]), float(found.ess[worst]) / chains
-    reasons, burn, more = [], False, False
-    over = found.rhat > np.maximum(found.limit, GOOD_RHAT)
-    if over.any():
-        i = int(np.argmax(np.where(over, found.rhat, 0)))
-        reasons.append(f"R-hat {found.rhat[i]:.3g} of {found.names[i]} (a perfect sampler: {found.floor[i]:.3g})")
-        more = True
-    drifting = np.abs(found.drift) > np.maximum(found.drift_limit, SMALL_DRIFT)
-    if drifting.any():
-        i = int(np.argmax(np.where(drifting, np.abs(found.drift), 0)))
-        reasons.append(f"the chains drift: {found.names[i]} moves by {abs(found.drift[i]):.2g} sd from the first fifth to "
-                       "the second half")  # fmt: skip
-        burn = True
     # Chains that forget like exp(−t/τ) have T/(2τ) effective draws each: their beginning moves the mean by this much.
     bias = np.abs(found.begin) * chains / (2 * np.maximum(found.ess, 1e-300))
     small = np.maximum(1 / np.sqrt(np.maximum(found.ess, 1e-300)), SMALL_BIAS)
-    away = (np.abs(found.begin) > found.begin_limit) & (bias > small)
-    if away.any():
-        i = int(np.argmax(np.where(away, np.abs(found.begin), 0)))
-        reasons.append(f"the kept draws begin {abs(found.begin[i]):.2g} sd off in {found.names[i]}")
-        burn = True
+    drift, begin = np.abs(found.drift), np.abs(found.begin)
+    over = found.rhat > np.maximum(found.limit, GOOD_RHAT)
+    drifting = drift > np.maximum(found.drift_limit, SMALL_DRIFT)
+    away = (begin > found.begin_limit) & (bias > small)
     apart = (found.apart > found.apart_limit) & (found.apart > SMALL_APART)
-    if apart.any():
-        i = int(np.argmax(np.where(apart, found.apart, 0)))
-        reasons.append(
-            f"chains that started far out differ from the others by {found.apart[i]:.2g} sd in {found.names[i]}"
-        )
-        burn = True
+    reasons, more, burn = [], bool(over.any()), bool((drifting | away | apart).any())
+    for against, value, words in (
+        (over, found.rhat, "R-hat {value:.3g} of {name} (a perfect sampler: {floor:.3g})"),
+        (drifting, drift, "the chains drift: {name} moves by {value:.2g} sd from the first fifth to the second half"),
+        (away, begin, "the kept draws begin {value:.2g} sd off in {name}"),
+        (apart, found.apart, "chains that started far out differ from the others by {value:.2g} sd in {name}"),
+    ):
+        if against.any():
+            i = int(np.argmax(np.where(against, value, 0)))
+            reasons.append(words.format(value=value[i], name=found.names[i], floor=found.floor[i]))
     # What is left of the starts when the draws begin, of chains that forget like exp(−t/τ), whatever the draws show of it.
     fewest = np.maximum(np.minimum(np.minimum(found.ess, found.tail), found.scatter), 1e-300)
     memory = chains * float(settings["duration"]) / (2 * fewest)
@@ -156,7 +147,12 @@ def judge(found: Diagnosis, chains: int, settings: dict[str, Any], distance: flo
     elif found.tail[tail] < LEAST_TAIL:
         reasons.append(f"ESS {found.tail[tail]:.0f} of the tails of {found.names[tail]} is too few to tell")
         more = True
-    other = _modes(settings)
+    other = [
+        f"the posterior has another mode at {mode['place']} with about {100 * mode['share']:.2g} % of its mass, and chains "
+        f"rarely cross to it"
+        for mode in settings.get("modes", ())
+        if mode.get("crossed") is False
+    ]
     reasons += other
     least = NARROW_BURN_IN if narrow.get("ratio", 1.0) > NARROW else 0.0
     remedies = _remedies(burn, more, ess, chains, settings, least) if reasons else []
@@ -187,16 +183,6 @@ def other_modes_crossed(modes: list[dict[str, Any]], draws: np.ndarray) -> list[
     return judged
 
 
-def _modes(settings: dict[str, Any]) -> list[str]:
-    """Other modes that the chains do not cross to."""
-    return [
-        f"the posterior has another mode at {mode['place']} with about {100 * mode['share']:.2g} % of its mass, and chains "
-        f"rarely cross to it"
-        for mode in settings.get("modes", ())
-        if mode.get("crossed") is False
-    ]
-
-
 def _remedies(
     burn: bool, more: bool, ess: float, chains: int, settings: dict[str, Any], least: float = 0.0
 ) -> list[str]:
@@ -211,12 +197,8 @@ def _remedies(
     elif more:
         factor = max(LEAST_ESS, STOP_ESS_PER_CHAIN * chains) / max(ess, 1.0)
         length = _round(duration * float(np.clip(factor, 1.0, 100.0)))
-        how = (
-            f"continue to a duration of {length} or more"
-            if contract
-            else f"continue: post = post.extend(duration={length})"
-        )
-        remedies.append(how)
+        here = f"continue: post = post.extend(duration={length})"
+        remedies.append(f"continue to a duration of {length} or more" if contract else here)
     return remedies
 
 

@@ -135,41 +135,36 @@ def sample(
     ConvergenceWarning
         The run has not converged: the message and `Posterior.verdict` say why and what to do.
     """
+    given: dict[str, Any] = {name: value for name, value in locals().items() if name not in ("progress", "method")}
     described: dict[str, Any] = {"prior": []}
     if isinstance(sites, DescribedSites):
         described["effect_scale"] = sites.effect_scale
         if prior is None:
             prior, described["prior"] = sites.prior, list(sites.prior_lines)
+            given["prior"] = prior
     if method not in (None, "exact", PRIVATE_LAPLACE):
         raise InputError("method", repr(method), f"Give None, 'exact' or {PRIVATE_LAPLACE!r}.")
-    if method == PRIVATE_LAPLACE or (method is None and dynamics is None and _budgeted(sites)):
-        settings = {"dynamics": dynamics, "reference": reference, "control": control, "chains": chains, "duration": duration,
-                "ess": ess, "burn_in": burn_in, "init": init}  # fmt: skip
-        _refuse_settings(
-            settings, "A private answer in one shot has no such setting: leave it out, or say method='exact'."
-        )
+    members = [sites] if isinstance(sites, Site) else sites if isinstance(sites, (list, tuple)) else []
+    budgeted = any(getattr(site, "budget", None) is not None for site in members)
+    if method == PRIVATE_LAPLACE or (method is None and dynamics is None and budgeted):
+        remedy = "A private answer in one shot has no such setting: leave it out, or say method='exact'."
+        _refuse(given, "dynamics reference control chains duration ess burn_in init", remedy)
         return private_laplace(sites, prior, names, seed)
     check_length(duration, ess)
     if isinstance(sites, StudyConnection):
-        settings = {"prior": prior, "dynamics": dynamics, "reference": reference, "control": control, "chains": chains,
-                "burn_in": burn_in, "init": init, "seed": seed, "names": names, "constraints": constraints,
-                "bounce": bounce}  # fmt: skip
-        for name, value in settings.items():
-            if value is not None:
-                where = "to connect()" if name == "seed" else "in the contract"
-                raise InputError(name, repr(value), f"For a study it is said {where}: leave it out here.")
+        remedy = "For a study it is said {}: leave it out here.".format
+        own = "prior dynamics reference control chains burn_in init names constraints bounce"
+        _refuse(given, own, remedy("in the contract"))
+        _refuse(given, "seed", remedy("to connect()"))
         return sites.sample(ess=ess, duration=duration, keep=keep, progress=progress)
     if duration is None and ess is None:
         ess = DEFAULT_ESS
-    wanted = Settings(
-        sites=sites, prior=prior, prior_at=prior_at, dynamics=dynamics, reference=reference, control=control,
-        chains=chains, duration=duration, ess=ess, burn_in=burn_in, init=init, seed=seed, bounds=bounds, keep=keep,
-        names=names, constraints=constraints, bounce=bounce,
-    )  # fmt: skip
+    given["ess"] = ess
+    settings = Settings(**given)
     show_prior(progress, described["prior"])
     with showing(progress):
         with Uncollected():
-            chosen = replace_if_unsuited(choose(wanted))
+            chosen = replace_if_unsuited(choose(settings))
             sampler = Sampler(chosen, chosen.burn_in(burn_in, duration), keep)
             sampler.described = described
         sampler.check_budget(0.0 if duration is None else float(duration))
@@ -178,13 +173,7 @@ def sample(
         return sampler.to_length(duration, ess, progress)
 
 
-def _budgeted(sites: Any) -> bool:
-    """Whether one of the sites has a privacy budget."""
-    members = [sites] if isinstance(sites, Site) else sites
-    return isinstance(members, (list, tuple)) and any(getattr(site, "budget", None) is not None for site in members)
-
-
-def _refuse_settings(settings: dict[str, Any], remedy: str) -> None:
-    for name, value in settings.items():
-        if value is not None:
-            raise InputError(name, repr(value), remedy)
+def _refuse(given: dict[str, Any], names: str, remedy: str) -> None:
+    for name in names.split():
+        if given[name] is not None:
+            raise InputError(name, repr(given[name]), remedy)

@@ -93,9 +93,10 @@ def check_length(duration: float | None, ess: float | None) -> None:
     """At most one of them, and positive."""
     if duration is not None and ess is not None:
         raise InputError("duration, ess", "both", "Give one of them.")
-    for name, value in (("duration", duration), ("ess", ess)):
-        if value is not None:
-            positive(name, value)
+    if duration is not None:
+        positive("duration", duration)
+    if ess is not None:
+        positive("ess", ess)
 
 
 def check_names(names: Any, dim: int, usual: Any = None) -> list[str]:
@@ -211,10 +212,6 @@ def check_sites(sites: Any) -> tuple[Member, ...]:
     return members
 
 
-def _is_function(prior: Any) -> bool:
-    return callable(prior) and not isinstance(prior, (Potential, Redistributed, MixturePrior))
-
-
 def check_prior(prior: Any) -> Quadratic | None:
     """None, or a prior from `fedpdmc.models`, also where it is redistributed; of one with scales, the normal stand-in."""
     prior = prior.prior if isinstance(prior, Redistributed) else prior
@@ -238,7 +235,8 @@ def resolve_members(
     ``init`` or from ``names``.
     """
     members = check_sites(sites)
-    if isinstance(prior, (SpreadPrior, UserModel)) or _is_function(prior):
+    function = callable(prior) and not isinstance(prior, (Potential, Redistributed, MixturePrior))
+    if function or isinstance(prior, (SpreadPrior, UserModel)):
         if any(site.name == PRIOR_SITE for site in members):
             raise InputError(
                 "sites", f"a site named {PRIOR_SITE!r}", "Rename it: a prior that is a function is that site."
@@ -248,8 +246,16 @@ def resolve_members(
     prior = check_prior(prior)
     unknown = [site for site in members if isinstance(site, Site) and site.known_dim is None]
     if unknown:
-        dim = _known_dim([site for site in members if site not in unknown], prior, init, names)
-        if dim is None:
+        known = [site for site in members if site not in unknown]
+        if prior is not None or any(site.coordinates is None for site in known):
+            dim = problem_dim(known, prior)
+        elif init is not None and np.ndim(init) in (1, 2):
+            dim = int(np.shape(init)[-1])
+        elif names is not None and not isinstance(names, str):
+            dim = len(list(names))
+        elif known:
+            dim = problem_dim(known, None)
+        else:
             raise no_size(unknown[0].name)
         members = tuple(site.sized(dim) if isinstance(site, Site) and site in unknown else site for site in members)
     dim = check_dimensions(members, prior)
@@ -265,8 +271,12 @@ def _of_one_size(members: tuple[Member, ...]) -> tuple[Member, ...]:
     padded = {}
     for family in families.values():
         most = max(site.records for site in family)
+        size = bucket(most)
         if any(site.records != most for site in family):
-            padded.update({site.name: site.padded(_common(site.records, most)) for site in family})
+            # To the size of the largest site, or where this would be a burden to that of the site itself.
+            for site in family:
+                fits = size <= CHEAP or site.records * BURDEN >= size
+                padded[site.name] = site.padded(size if fits else bucket(site.records))
     padded.update(_alike_effects([site for site in members if isinstance(site, Site)]))
     return tuple(padded.get(site.name, site) for site in members)
 
@@ -284,23 +294,6 @@ def _alike_effects(sites: list[Site]) -> dict[str, Site]:
         found |= {name: models[name].padded(size, groups) for name in kept}
         left = left[: len(left) - len(kept)]
     return {site.name: site.holding(found[site.name]) for site in sites if site.name in found}
-
-
-def _common(records: int, most: int) -> int:
-    """A padded number of records: that of the largest site, or where this would be a burden that of the site itself."""
-    size = bucket(most)
-    return size if size <= CHEAP or records * BURDEN >= size else bucket(records)
-
-
-def _known_dim(known: list[Member], prior: Quadratic | None, init: Any, names: Any) -> int | None:
-    """The number of parameters, from the prior, a site, ``init`` or ``names``."""
-    if prior is not None or any(site.coordinates is None for site in known):
-        return problem_dim(known, prior)
-    if init is not None and np.ndim(init) in (1, 2):
-        return int(np.shape(init)[-1])
-    if names is not None and not isinstance(names, str):
-        return len(list(names))
-    return problem_dim(known, None) if known else None
 
 
 def check_dimensions(sites: Sequence[Member], prior: Quadratic | None) -> int:
@@ -354,29 +347,20 @@ def public_potential(
         assert isinstance(base, Quadratic)
         return mixture.whitened(base, reference, dynamics.flow.rotating)
     terms = [] if prior is None else [prior]
-    # A control variate that belongs to no one site is the sum of all.
+    # If the sites' control variates are known only as a sum, its name is that of no site.
     own = {site.name: site.coordinates for site in sites}
     terms += [control.quadratic.embedded(dim, own.get(name)) for name, control in controls.items()]
-    # By NumPy, so that nothing is compiled for it.
-    parts = [_whitened(term, reference) for term in terms]
+    # In whitened coordinates, as `Quadratic.whiten` computes it: by NumPy, so that nothing is compiled for it.
+    center, scale, parts = np.asarray(reference.center), np.asarray(reference.scale_tril), []
+    rows = np.diag(scale) if reference.diagonal else scale
+    for precision, linear in ((np.asarray(term.precision), np.asarray(term.linear)) for term in terms):
+        parts.append((rows.T @ precision @ rows, rows.T @ (precision @ center + linear)))
     if dynamics.flow.rotating:
         parts.append((-np.eye(dim), np.zeros(dim)))
     if not parts:
         return None
     precision, linear = (functools.reduce(np.add, terms) for terms in zip(*parts, strict=True))
     # Nothing is left only if the terms cancel to rounding; a wide prior is small and counts.
-    left = _largest(precision) > CANCELLED * max(_largest(part) for part, _ in parts)
-    left |= _largest(linear) > CANCELLED * max(_largest(part) for _, part in parts)
+    pairs = zip((precision, linear), zip(*parts, strict=True), strict=True)
+    left = any(np.abs(whole).max() > CANCELLED * max(np.abs(part).max() for part in each) for whole, each in pairs)
     return Quadratic(jnp.asarray(precision), jnp.asarray(linear)).separated() if left else None
-
-
-def _whitened(term: Quadratic, reference: Reference) -> tuple[np.ndarray, np.ndarray]:
-    """The quadratic in whitened coordinates, as `Quadratic.whiten` computes it."""
-    center, scale = np.asarray(reference.center), np.asarray(reference.scale_tril)
-    rows = np.diag(scale) if reference.diagonal else scale
-    precision, linear = np.asarray(term.precision), np.asarray(term.linear)
-    return rows.T @ precision @ rows, rows.T @ (precision @ center + linear)
-
-
-def _largest(array) -> float:
-    return float(np.max(np.abs(array)))

@@ -15,7 +15,7 @@ from fedpdmc.members.site import Member, NotBent
 from fedpdmc.potentials import Quadratic
 from fedpdmc.sampling.laplace_reference import Search
 from fedpdmc.sampling.mode_search import Mode, Point, positive_definite
-from fedpdmc.whitening import LEAST_STRAIGHT, NUMBERS, RATES, Bend, Reference, bent, moderate, steepness, straight
+from fedpdmc.whitening import LEAST_STRAIGHT, NUMBERS, RATES, Bend, bent, moderate, steepness, straight
 
 # Distances of the profile's points from the mode, in standard deviations: six more, from −12 to 6, made no better maps.
 AWAY = (-3.0, 3.0)
@@ -29,24 +29,12 @@ WEIGHT = 0.25  # how fast their weight falls: exp(−WEIGHT u²/2)
 
 
 class Bending(NamedTuple):
-    """A search that goes on in bent coordinates.
+    """A search that goes on in bent coordinates."""
 
-    Attributes
-    ----------
-    rounds : int
-        That the profile took: one for each of its points.
-    bend : Bend or None
-        None where nothing needs to be bent.
-    search : Search
-        Of the same sites as functions of bent coordinates.
-    start : Mode
-        Where it goes on.
-    """
-
-    rounds: int
-    bend: Bend | None
-    search: Search
-    start: Mode
+    rounds: int  # that the profile took: one for each of its points
+    bend: Bend | None  # None where nothing needs to be bent
+    search: Search  # of the same sites as functions of bent coordinates
+    start: Mode  # where it goes on
 
 
 class Profile:
@@ -164,28 +152,12 @@ def check_bend(sites: Sequence[Member], prior: Quadratic | None, bend: Bend | No
         )
 
 
-def spread_width(sites: Sequence[Member], reference: Reference) -> float:
-    """The largest standard deviation of a log spread in the reference; infinite where it is not known."""
-    index = list(next((site.spreads for site in sites if site.spreads), ()))
-    if not index or reference.control is None:
-        return np.inf
-    width = np.linalg.norm(np.asarray(reference.matrix)[index], axis=1)
-    if reference.bend is not None:
-        width = width * steepness(np.asarray(reference.center)[index], np.asarray(reference.bend.numbers))
-    return float(width.max())
-
-
-def profile_points(index: tuple[int, ...]) -> int:
-    """At how many points derivatives are requested for the profiles of these log spreads."""
-    return len(index) * len(AWAY)
-
-
 def bending(search: Search, mode: Mode, index: tuple[int, ...]) -> Bending:
     """Bend these log spreads where their posterior is far from Gaussian."""
     profiles = [Profile(search, mode.point.x + mode.step, mode.point.hessian, which) for which in index]
     for profile, distance in itertools.product(profiles, AWAY):
         profile.ask(distance)
-    numbers, rounds = straight(len(index)), profile_points(index)
+    numbers, rounds = straight(len(index)), len(index) * len(AWAY)
     for profile in profiles:
         if profile.gaussian():
             continue

@@ -23,9 +23,8 @@ from fedpdmc.potentials import Potential, ScaleMixture
 
 NOTHING, REFRESHED, JUMPED, REJECTED, RENEWED = range(5)
 
-RENEWAL_RATE = (
-    10.0  # of the scales of a prior per unit of process time, by dynamics without refreshment at random times
-)
+# Of the scales of a prior per unit of process time, by dynamics without refreshment at random times.
+RENEWAL_RATE = 10.0
 MARGIN = 4.0  # length of a plan over the mean time between site events so far: e⁻⁴ of plans end without one
 USUAL_EVENTS = 1.0  # of sites in `USUAL_TIME`: the pace of the paper's logistic regression, from which a run starts
 USUAL_TIME = 20.0
@@ -72,37 +71,17 @@ class PublicKeys(NamedTuple):
 
 
 class Itinerary(eqx.Module):
-    """A planned path: the plan that is sent, and what stays with the coordinator.
+    """A planned path: the plan that is sent, and what stays with the coordinator."""
 
-    Attributes
-    ----------
-    path : Path
-        The plan with positions and times at the start of every segment.
-    ending : (C, S)
-        How each segment ends: with nothing, a refreshment, a jump of the coordinator, or a candidate that was rejected.
-    end_a, end_v : (C, d)
-        The state at the horizon, the coordinator's last event included.
-    final : (C,)
-        Whether the horizon is the end of the block.
-    share : (C, M), optional
-        The sites' parts of the prior from the horizon on.
-    wait : (C, S + 1), optional
-        Time to the next turn at the start of every segment, and at the horizon.
-    turns : TurnSchedule, optional
-        As `Plan` has it.
-    scales : (C, S + 1, m), optional
-        Scales of the prior at the start of every segment, and at the horizon.
-    """
-
-    path: Path
-    ending: Int[Array, "C S"]
-    end_a: Float[Array, "C d"]
+    path: Path  # the plan with positions and times at the start of every segment
+    ending: Int[Array, "C S"]  # of each segment: NOTHING, or the kind of event
+    end_a: Float[Array, "C d"]  # the state at the horizon, the coordinator's last event included
     end_v: Float[Array, "C d"]
-    final: Bool[Array, " C"]
-    share: Float[Array, "C M"] | None = None
-    wait: Float[Array, "C S_and_1"] | None = None
-    turns: TurnSchedule | None = None
-    scales: Float[Array, "C S_and_1 m"] | None = None
+    final: Bool[Array, " C"]  # the horizon is the end of the block
+    share: Float[Array, "C M"] | None = None  # the sites' parts of the prior from the horizon on
+    wait: Float[Array, "C S_and_1"] | None = None  # to the next turn, at the start of every segment and at the horizon
+    turns: TurnSchedule | None = None  # as `Plan` has it
+    scales: Float[Array, "C S_and_1 m"] | None = None  # of the prior, where `wait` is
 
     @property
     def plan(self) -> Plan:
@@ -124,29 +103,16 @@ class RoundKnots(eqx.Module):
 
 
 class Coordinator(eqx.Module):
-    """Everything public: the dynamics, the public potential in whitened coordinates, the number of segments of a plan.
-
-    Parameters
-    ----------
-    dynamics : Dynamics
-    clock : Clock or None
-        Of the public potential (prior, control variates, ``−½|a|²`` for rotations); None if it is zero.
-    segments : int
-        The most segments that a plan may have.
-    redistribution : float
-        The rate at which the shares of the prior are renewed, where the sites hold it.
-    begin : float
-        The process time at which the chains start.
-    walls : Walls, optional
-        Limits of the support, at which the path turns.
-    """
+    """Everything public, in whitened coordinates."""
 
     dynamics: Dynamics
-    clock: Clock | None
-    segments: int = eqx.field(static=True)
-    redistribution: float = eqx.field(default=0.0, static=True)
-    begin: float | Float[Array, ""] = 0.0
-    walls: Walls | None = None
+    clock: Clock | None  # of the public potential (prior, control variates, −½|a|² for rotations); None if it is zero
+    segments: int = eqx.field(static=True)  # of a plan, at most
+    redistribution: float = eqx.field(
+        default=0.0, static=True
+    )  # rate at which shares of a prior that sites hold are renewed
+    begin: float | Float[Array, ""] = 0.0  # the process time at which the chains start
+    walls: Walls | None = None  # limits of the support, at which the path turns
 
     @classmethod
     def of(
@@ -169,8 +135,13 @@ class Coordinator(eqx.Module):
         return potential if isinstance(potential, ScaleMixture) else None
 
     def reach(self, state: State) -> Float[Array, " C"]:
-        """The horizon of a plan of several segments."""
-        return plan_horizon(state.t - self.begin, state.site_events)
+        """The horizon of a plan of several segments: long enough that most plans end in an event of a site.
+
+        ``H = 4 (t + 20)/(n + 1)`` after n events of sites in t units of the chain's own time: beyond that a site walks, and
+        is sent, what will hardly be used. It depends on the chain's own past alone, so it is exact, and it does not depend
+        on the other chains of the run.
+        """
+        return MARGIN * (state.t - self.begin + USUAL_TIME) / (state.site_events + USUAL_EVENTS)
 
     def plan_ahead(self, state: State, keys: PublicKeys, until: Float[Array, "*C"]) -> Itinerary:
         """Simulate the public events from the present state, up to ``until`` or to the last segment that fits.
@@ -203,7 +174,10 @@ class Coordinator(eqx.Module):
                 a, v, left, u, level, (refresh, None if fresh is None else fresh * before, renewal), public
             )
             left_then = jnp.where(ending != NOTHING, left - wait, 0.0)
-            after = None if turns is None else _next_turn(turns, wait, ending)
+            after = None
+            if turns is not None:
+                turned = ending == REFRESHED
+                after = jnp.where(turned, QUARTER, jnp.maximum(turns[0] - wait, LEAST_WAIT)), turns[1] + turned
             then = None
             if scales is not None:
                 renewed = (ending == REFRESHED) | (ending == RENEWED)
@@ -212,9 +186,14 @@ class Coordinator(eqx.Module):
             passed = v, wait, ending, None if turns is None else turns[0], scales
             return (next_a, next_v, left_then, after, then), passed
 
-        (end_a, end_v, left, turns, scales), (velocity, duration, ending, waits, held) = scan_segments(
-            segment, (state.a, state.v, remaining, turns, state.scales), self._chances(keys, state)
-        )
+        first, chances = (state.a, state.v, remaining, turns, state.scales), self._chances(keys, state)
+        if self.segments == 1:
+            last, out = segment(first, jax.tree.map(lambda x: x[0], chances))
+            out = jax.tree.map(lambda x: x[:, None], out)
+        else:
+            last, out = jax.lax.scan(segment, first, chances)
+            out = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), out)
+        (end_a, end_v, left, turns, scales), (velocity, duration, ending, waits, held) = last, out
         if turns is not None:
             waits = jnp.concatenate([waits, turns[0][:, None]], 1)
         if scales is not None:
@@ -287,54 +266,38 @@ class Coordinator(eqx.Module):
         prior are renewed besides. A turn at the very end of ``left`` is carried out.
         """
         dynamics, (refresh, fresh, renewal) = self.dynamics, refreshment
-        never = jnp.full(left.shape, jnp.inf)
-        refreshing, refresh = refresh is not None, never if refresh is None else refresh
-        flip_rates = self._largest_excess(a, v)
-        flip = level[1] / jnp.sum(flip_rates, -1) if dynamics.excess > 0 else never
-        wall, which = never, jnp.zeros(left.shape, int)
-        if self.walls is not None:
-            wall, which = self.walls.first(dynamics, a, v)
-        own = jnp.minimum(jnp.minimum(refresh, flip), wall)
-        own = own if renewal is None else jnp.minimum(own, renewal)
+        # The excess rates: constant on lines; on rotations the largest value of ``excess |v_i|`` on the circle.
+        flip_rates = dynamics.excess * (jnp.ones_like(a) if dynamics.unit_speed else jnp.hypot(a, v))
+        flip = level[1] / jnp.sum(flip_rates, -1) if dynamics.excess > 0 else None
+        wall, which = (None, None) if self.walls is None else self.walls.first(dynamics, a, v)
+        times = [time for time in (refresh, flip, wall, renewal) if time is not None]
+        own = functools.reduce(jnp.minimum, times, jnp.full(left.shape, jnp.inf))
         public = public_arrival(jnp.minimum(left, own))
         wait = jnp.minimum(own, public.time)
-        refreshed, flipped = refresh <= wait, flip <= wait
-        struck = wait < left
-        if dynamics.turns:
-            struck |= refreshed & (wait <= left)
         end_a, end_v = dynamics.flow.move(a, v, jnp.minimum(wait, left))
-        ending, jumped = jnp.full(left.shape, JUMPED), end_v
-        if self.clock is not None:
-            jumped = dynamics.jump(end_v, public.mark)
-        if dynamics.excess > 0:
-            mark = self._excess_mark(flip_rates, end_v, u[0], u[1])
-            jumped = jnp.where(flipped[:, None], dynamics.jump(end_v, mark), jumped)
-            ending = jnp.where(flipped & (mark < 0), REJECTED, ending)
-        if renewal is not None:
-            renewed = renewal <= wait
-            jumped, ending = jnp.where(renewed[:, None], end_v, jumped), jnp.where(renewed, RENEWED, ending)
-        if refreshing:
-            jumped = jnp.where(refreshed[:, None], fresh, jumped)
-            ending = jnp.where(refreshed, REFRESHED, ending)
-        if self.walls is not None:
-            bounced, met = self.walls.bounced(dynamics, end_v, which), wall <= wait
-            jumped, ending = jnp.where(met[:, None], bounced, jumped), jnp.where(met, JUMPED, ending)
+        changes = []
+        if flip is not None:
+            # The coordinate that flips, or −1 where the candidate is thinned away.
+            total = jnp.cumsum(flip_rates, -1)
+            mark = jnp.argmax(total > (u[0] * total[:, -1])[:, None], -1)
+            actual, bound = (jnp.take_along_axis(x, mark[:, None], -1)[:, 0] for x in (end_v, flip_rates))
+            mark = jnp.where(u[1] * bound <= dynamics.excess * jnp.abs(actual), mark, -1)
+            changes.append((flip, dynamics.jump(end_v, mark), jnp.where(mark < 0, REJECTED, JUMPED)))
+        changes += [] if renewal is None else [(renewal, end_v, RENEWED)]
+        changes += [] if refresh is None else [(refresh, fresh, REFRESHED)]
+        if self.walls is not None and which is not None:
+            changes.append((wall, self.walls.bounced(dynamics, end_v, which), JUMPED))
+        jumped = end_v if self.clock is None else dynamics.jump(end_v, public.mark)
+        ending = jnp.full(left.shape, JUMPED)
+        for time, after, kind in changes:
+            jumped, ending = jnp.where((time <= wait)[:, None], after, jumped), jnp.where(time <= wait, kind, ending)
+        struck = wait < left
+        if dynamics.turns and refresh is not None:
+            struck |= (refresh <= wait) & (wait <= left)
         next_v = jnp.where(struck[:, None], jumped, end_v)
         return jnp.minimum(wait, left), jnp.where(struck, ending, NOTHING), end_a, next_v
 
-    def _largest_excess(self, a, v):
-        """The excess rates: constant on lines; on rotations the largest value of ``excess |v_i|`` on the circle."""
-        return self.dynamics.excess * (jnp.ones_like(a) if self.dynamics.unit_speed else jnp.hypot(a, v))
-
-    def _excess_mark(self, rates, v, choose, accept):
-        """The coordinate that flips, or −1 where the candidate is thinned away."""
-        total = jnp.cumsum(rates, -1)
-        mark = jnp.argmax(total > (choose * total[:, -1])[:, None], -1)
-        actual = self.dynamics.excess * jnp.abs(jnp.take_along_axis(v, mark[:, None], -1)[:, 0])
-        return jnp.where(accept * jnp.take_along_axis(rates, mark[:, None], -1)[:, 0] <= actual, mark, -1)
-
     def _public_arrival(self, a, v, keys: ChainKeys, number, scales, left) -> Arrival:
-        """First event of the public potential within ``left``, infinite if none."""
         chains = a.shape[0]
         if self.clock is None:
             return Arrival(jnp.full(chains, jnp.inf), jnp.zeros(chains, bool), jnp.zeros(chains, int))
@@ -367,53 +330,32 @@ class Coordinator(eqx.Module):
         segment = jnp.sum(path.begin <= cut[:, None], -1) - 1
         offset = jnp.where(rang, time - pick(path.begin, segment), 0.0)
         a, v = path.state(self.dynamics, segment, offset)
-        a = jnp.where(rang[:, None], a, itinerary.end_a)
         held = None if itinerary.scales is None else pick(itinerary.scales, segment)
         drawn = mark * self._speeds(held) if self.dynamics.draws else self.dynamics.jump(v, mark)
-        v = jnp.where(rang[:, None], drawn, itinerary.end_v)
-        t = jnp.where(rang, state.t + time, jnp.where(itinerary.final, until, state.t + path.horizon))
         begun = (itinerary.ending[:, :-1] != NOTHING) & (path.begin[:, 1:] < jnp.minimum(cut, path.horizon)[:, None])
         passed = path.begin + path.duration <= cut[:, None]
         own = jnp.sum((itinerary.ending == JUMPED) & passed, -1)
-        valid = jnp.concatenate([begun, (t < until)[:, None]], 1)
-        knots = RoundKnots(
-            jnp.concatenate([state.t[:, None] + path.begin[:, 1:], t[:, None]], 1),
-            jnp.concatenate([path.start[:, 1:], a[:, None]], 1),
-            jnp.concatenate([path.velocity[:, 1:], v[:, None]], 1),
-            valid & ready[:, None],
-        )
-        share = state.share
-        if share is not None and itinerary.share is not None:
-            share = jnp.where(rang[:, None], share, itinerary.share)
-        turn = state.turn
+        turn = end_turn = state.turn
         if turn is not None and itinerary.wait is not None:
+            refreshed = itinerary.ending == REFRESHED
             wait = jnp.maximum(pick(itinerary.wait, segment) - offset, LEAST_WAIT)
-            passes = jnp.where(rang[:, None], jnp.arange(self.segments) < segment[:, None], True)
-            done = jnp.sum((itinerary.ending == REFRESHED) & passes, -1)
-            turn = Turn(jnp.where(rang, wait, itinerary.wait[:, -1]), turn.number + done)
-        scales = state.scales
-        if held is not None and itinerary.scales is not None:
-            scales = jnp.where(rang[:, None], held, itinerary.scales[:, -1])
-        planned = state.planned + jnp.sum(path.duration > 0, -1)
-        events, site_events = state.events + own + rang, state.site_events + rang
-        new = State(a, v, t, state.number + 1, events, site_events, planned, share, turn, scales)
+            before = jnp.sum(refreshed & (jnp.arange(self.segments) < segment[:, None]), -1)
+            end_turn = Turn(itinerary.wait[:, -1], turn.number + jnp.sum(refreshed, -1))
+            turn = Turn(wait, turn.number + before)
+        counts = state.number + 1, state.events + own + rang, state.site_events + rang
+        counts = *counts, state.planned + jnp.sum(path.duration > 0, -1)
+        share = state.share if itinerary.share is None else itinerary.share
+        scales = None if itinerary.scales is None else itinerary.scales[:, -1]
+        end = jnp.where(itinerary.final, until, state.t + path.horizon)
+        end = State(itinerary.end_a, itinerary.end_v, end, *counts, share, end_turn, scales)
+        new = where_chains(rang, State(a, drawn, state.t + time, *counts, state.share, turn, held), end)
+        knots = RoundKnots(
+            jnp.concatenate([state.t[:, None] + path.begin[:, 1:], new.t[:, None]], 1),
+            jnp.concatenate([path.start[:, 1:], new.a[:, None]], 1),
+            jnp.concatenate([path.velocity[:, 1:], new.v[:, None]], 1),
+            jnp.concatenate([begun, (new.t < until)[:, None]], 1) & ready[:, None],
+        )
         return where_chains(ready, new, state), knots
-
-
-def _next_turn(turns, wait, ending):
-    """Time to the next turn, and number of turns, after a segment of length ``wait``."""
-    turned = ending == REFRESHED
-    return jnp.where(turned, QUARTER, jnp.maximum(turns[0] - wait, LEAST_WAIT)), turns[1] + turned
-
-
-def plan_horizon(ran: Float[Array, " C"], site_events: Int[Array, " C"]) -> Float[Array, " C"]:
-    """The horizon of a plan of several segments: long enough that most plans end in an event of a site.
-
-    ``H = 4 (t + 20)/(n + 1)`` after n events of sites in t units of the chain's own time: beyond that a site walks, and is
-    sent, what will hardly be used. It depends on the chain's own past alone, so it is exact, and it does not depend on the
-    other chains of the run.
-    """
-    return MARGIN * (ran + USUAL_TIME) / (site_events + USUAL_EVENTS)
 
 
 def where_chains(chains: Bool[Array, " C"], new, old):
@@ -423,15 +365,6 @@ def where_chains(chains: Bool[Array, " C"], new, old):
         return jnp.where(chains.reshape(chains.shape + (1,) * (x.ndim - 1)), x, y)
 
     return jax.tree.map(choose, new, old)
-
-
-def scan_segments(segment, carry, chances):
-    """Scan ``segment`` over the random inputs of each segment, and stack its outputs along axis 1."""
-    if chances[0].shape[0] == 1:
-        carry, out = segment(carry, jax.tree.map(lambda x: x[0], chances))
-        return carry, jax.tree.map(lambda x: x[:, None], out)
-    carry, out = jax.lax.scan(segment, carry, chances)
-    return carry, jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), out)
 
 
 def shares(u: Float[Array, "M C"]) -> Float[Array, "C M"]:

@@ -6,7 +6,6 @@ import copy
 import dataclasses
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -15,11 +14,11 @@ import numpy as np
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.console.progress import Display, Tick, showing
 from fedpdmc.console.warnings import warn
-from fedpdmc.dynamics import QUARTER, Flow, first_waits
+from fedpdmc.dynamics import QUARTER, first_waits
 from fedpdmc.errors import BudgetSpent, InputError, LimitReached
 from fedpdmc.members.site import DescribedSites, Site, hand_over, latents_at
 from fedpdmc.models.mixture_prior import MixturePrior
-from fedpdmc.models.user_function import variables
+from fedpdmc.models.user_function import check_unchanged, variables
 from fedpdmc.results.archive import read
 from fedpdmc.results.exactness_certificate import certificate
 from fedpdmc.results.path_store import LEAST_DRAWS, MOST_DRAWS, DrawStore, RunState, SkeletonStore, Store
@@ -27,7 +26,7 @@ from fedpdmc.results.posterior import Posterior
 from fedpdmc.results.skeleton import Block, Skeleton
 from fedpdmc.results.verdict import STOP_ESS_PER_CHAIN, ConvergenceWarning
 from fedpdmc.sampling.arguments import PRIOR_SITE, PriorSite, check_length, public_potential
-from fedpdmc.sampling.defaults import Method, check_functions_unchanged, on_lines
+from fedpdmc.sampling.defaults import Method, on_lines
 from fedpdmc.sampling.engines.base import BlockMemory, Engine
 from fedpdmc.sampling.factory import open_engine
 from fedpdmc.sampling.laplace_reference import each_site
@@ -53,6 +52,7 @@ from fedpdmc.sampling.run_state_arrays import (
     unpack_choices,
     unpack_position,
     unpack_reference,
+    versions,
 )
 
 DEFAULT_ESS = 1000.0
@@ -62,7 +62,7 @@ LEAST_TURNS = 6  # of the first block
 # With private latents, by the largest standard deviation of a log spread.
 LATENT_YIELD = ((0.2, 0.66), (np.inf, 0.55))
 MOST_GROWTH = 4.0
-MOST_JOINED = 500.0  # process time that is run together with the burn-in
+MOST_JOINED = 500.0  # process time of a first block with turns, and of what is run together with the burn-in
 MOST_BLOCKS = 40  # of a run to an effective sample size
 MOST_LENGTH = 50  # of such a run by the few-rounds method, in first blocks
 MOST_BLOCK = 50.0  # process time of a block in one process; in a run of more than `MOST_PIECES` of them a part of it
@@ -73,22 +73,12 @@ LATENT_BLOCK = 1.0  # process time, the least length of such blocks
 
 
 class Goal(NamedTuple):
-    """A process time that is reached in whole blocks.
-
-    Attributes
-    ----------
-    begin, until : float
-        Process time from and to which the run goes.
-    pieces : int
-        Blocks of equal length, where all knots are kept.
-    step : float
-        Length of the next block where they are not: it follows the rate of events, to bound memory.
-    """
+    """A process time that is reached in whole blocks."""
 
     begin: float
     until: float
-    pieces: int
-    step: float
+    pieces: int  # blocks of equal length, where all knots are kept
+    step: float  # length of the next block where they are not: it follows the rate of events, to bound memory
 
     @classmethod
     def to(cls, until: float, begin: float, pieces: int, memory: BlockMemory) -> Goal:
@@ -124,31 +114,20 @@ def fewest(method: Method, length: float, before: float = 0.0) -> int:
     return int(np.clip(length / max(LATENT_BLOCK, before / LATENT_BLOCKS), 1, LATENT_BLOCKS))
 
 
-def first_length(
-    target: float, chains: int, whitened: bool, turns: bool = False, turn_yield: float = TURN_YIELD
-) -> float:
-    """Process time of the first block of a run to an effective sample size: whole turns, if there are any."""
-    if turns and whitened:
-        count = np.ceil(target / (turn_yield * chains))
-        return QUARTER * float(np.clip(count, LEAST_TURNS, 100 * LEAST_TURNS))
-    usual = target / (USUAL_YIELD * chains) if whitened else FIRST_BLOCK
-    return float(np.clip(usual, FIRST_BLOCK, 100 * FIRST_BLOCK))
-
-
 def first_block(method: Method, duration: float | None, ess: float | None) -> float:
-    """Process time of the first block: as requested, or as probably needed; with turns not too long."""
-    if duration is None:
-        latents = any(site.latents for site in method.sites)
-        own = next(own for width, own in LATENT_YIELD if method.spread_width <= width) if latents else TURN_YIELD
-        length = first_length(ess or DEFAULT_ESS, method.chains, method.whitened, method.dynamics.turns, own)
-    else:
+    """Process time of the first block: as requested, or as probably needed; with turns whole ones, and not too many."""
+    chains, whitened, turns = method.chains, method.whitened, method.dynamics.turns
+    target = ess or DEFAULT_ESS
+    if duration is not None:
         length = float(duration)
-    return min(length, MOST_JOINED) if method.dynamics.turns else length
-
-
-def joined_block(method: Method, duration: float | None, ess: float | None) -> float:
-    """Process time that is run together with the burn-in."""
-    return min(first_block(method, duration, ess), MOST_JOINED if method.elsewhere else MOST_BLOCK)
+    elif turns and whitened:
+        latents = any(site.latents for site in method.sites)
+        each = next(x for width, x in LATENT_YIELD if method.spread_width <= width) if latents else TURN_YIELD
+        length = QUARTER * float(np.clip(np.ceil(target / (each * chains)), LEAST_TURNS, 100 * LEAST_TURNS))
+    else:
+        usual = target / (USUAL_YIELD * chains) if whitened else FIRST_BLOCK
+        length = float(np.clip(usual, FIRST_BLOCK, 100 * FIRST_BLOCK))
+    return min(length, MOST_JOINED) if turns else length
 
 
 def ess_to_reach(method: Method, ess: float | None) -> float:
@@ -167,18 +146,8 @@ def next_length(target: float, worst: float, span: float) -> tuple[float, float]
     return need, float(np.clip(need, 0.1 * span, (MOST_GROWTH - 1) * span))
 
 
-def split_burn_in(block: Block, flow: Flow) -> tuple[np.ndarray, Skeleton]:
-    """Split a block with turns that begins with the burn-in: events of each chain in it, and the paths from time zero on.
-
-    Velocities change at events and at turns, whose number is known.
-    """
-    path = block.skeleton()
-    turns = np.floor((-block.begin - first_waits(path.chains)) / QUARTER) + 1
-    return np.maximum(path.jumps(flow, 0.0) - turns.astype(np.int64), 0), path.since(flow, 0.0)
-
-
-# Errors that end a run; the blocks so far are kept.
-LIMITS = (BudgetSpent, LimitReached)
+# Errors that end a run, whose blocks so far are kept, and what is said then.
+LIMITS = {BudgetSpent: "A privacy budget is spent", LimitReached: "A limit of the contract is reached"}
 
 
 class Watch(Protocol):
@@ -217,7 +186,7 @@ class Sampler:
         self.described: dict[str, Any] = {"prior": []}
         self.goal: Goal | None = None
         # The cost of an abandoned burn-in before this run, and of this run's burn-in.
-        self.given_up = self._cost = GivenUp.nothing(len(method.sites))
+        self.given_up = self._cost = GivenUp()
         # The last posterior and its time: diagnostics are not computed twice.
         self._made: tuple[float, Posterior] | None = None
         self._proofs: list[dict[str, Any]] | None = None
@@ -229,29 +198,16 @@ class Sampler:
         # Private sites, and priors with scales, have many events by design, which say nothing about the reference.
         watched = method.few_rounds and self.horizon is None and method.mixture is None
         remedy = LATENT_REMEDY if any(site.latents for site in method.sites) else REMEDY
-        self.distance = Distance(method.chains, method.dim, remedy) if watched else None
+        self.distance = Distance(method.chains, method.dim, remedy, watched)
         self.estimate = CostEstimate(remedies(method), method.open_chains)
         flow = method.dynamics.flow
         origin = -burn_in if method.dynamics.turns else None
         self.store: Store = SkeletonStore(flow, origin=origin) if keep == "skeleton" else DrawStore(flow)
 
-    def _longest(self) -> tuple[float, str]:
-        """The process time that every site's budget still covers, and the site with the tightest one."""
-        return (float("inf"), "") if self.horizon is None else self.horizon.longest(self.method.chains)
-
     def check_budget(self, until: float) -> None:
         """Refuse a run to a process time that a site cannot answer for, before it starts."""
         if self.horizon is not None:
             self.horizon.check(self.method.chains, self.engine.time, until)
-
-    def _end_with_budget(self, span: float, fits: float, name: str, display: Display) -> None:
-        """A last block as long as the budget covers. Its length is fixed in advance and does not depend on its content."""
-        self.check_budget(span + 1e-3 * max(span, FIRST_BLOCK))
-        warn(
-            f"The privacy budget of site {name!r} covers {fits:.4g} more process time on each of "
-            f"{self.method.chains} chains: the run ends with it.",
-        )
-        self._advance(span + fits, display)
 
     def burn_in(self, progress: bool, duration: float | None = None, ess: float | None = None) -> Sampler:
         """Run to process time zero and discard the path; returns this sampler, or one with another method.
@@ -262,18 +218,18 @@ class Sampler:
         With turns, the first units of time towards ``duration`` or ``ess`` belong to the same block: plans reach beyond the
         burn-in, and no chain waits at its end for the slowest. The decision does not depend on what is kept.
         """
-        joined = (
-            self.method.few_rounds and self.method.dynamics.turns and self.horizon is None and self.keep == "skeleton"
-        )
-        if self.distance is not None:
-            self.distance.deciding = self._may_switch
+        method = self.method
+        joined = method.few_rounds and method.dynamics.turns and self.horizon is None and self.keep == "skeleton"
+        # Sites that remember have agreed to one method.
+        self.distance.deciding = self.distance.active and self.method.open_dynamics and not self.engine.sites_remember
         try:
             with self._display(progress, "burn-in") as display:
-                first = joined_block(self.method, duration, ess) if joined else 0.0
-                latents = joined and any(site.latents for site in self.method.own_sites)
-                self._set_goal(first, fewest(self.method, first + self.burn_in_time) if latents else 1)
+                most = MOST_JOINED if method.elsewhere else MOST_BLOCK
+                first = min(first_block(method, duration, ess), most) if joined else 0.0
+                latents = joined and any(site.latents for site in method.own_sites)
+                self._set_goal(first, fewest(method, first + self.burn_in_time) if latents else 1)
                 self._reach_goal(display)
-            if self.distance is not None and (self.distance.deciding or self.method.elsewhere):
+            if self.distance.deciding or self.method.elsewhere:
                 self.distance.judge_burn_in(float(np.mean(self.burn_in_events)), self.burn_in_time)
                 self.distance.deciding = False
         except Unsuitable as found:
@@ -285,7 +241,7 @@ class Sampler:
         """What is left to ``duration`` or to ``ess`` after the first block, and the posterior."""
         left = None if duration is None else float(duration) - max(self.engine.time, 0.0)
         if left is not None and left <= 0:
-            return self._finished()
+            return self._finish()
         return self._extend(left, None if left is not None else ess, progress)
 
     def _instead(self, reason: str) -> Sampler:
@@ -298,17 +254,12 @@ class Sampler:
         better.given_up, better.described = self._cost, self.described
         return better
 
-    @property
-    def _may_switch(self) -> bool:
-        """Whether the sites can be opened again: remote sites have agreed to one method."""
-        return self.method.open_dynamics and self.distance is not None and not self.engine.sites_remember
-
     def resume(self, progress: bool) -> bool:
         """Run to the goal that was set before; returns whether it was reached."""
         with self._display(progress, "resuming") as display:
             try:
                 self._reach_goal(display)
-            except LIMITS as stopped:
+            except tuple(LIMITS) as stopped:
                 self._ends_early(stopped, 0.0)
                 return False
         return True
@@ -317,11 +268,10 @@ class Sampler:
         """Say where a run that was stopped ends; raise what stopped it if no block was kept."""
         if self.engine.time <= since:
             raise stopped
-        reasons = {BudgetSpent: "A privacy budget is spent", LimitReached: "A limit of the contract is reached"}
-        why = reasons.get(type(stopped), "Interrupted")
-        on = f" {stopped}" if type(stopped) in reasons else " post = post.extend(...) continues from there."
+        why = LIMITS.get(type(stopped), "Interrupted")  # type: ignore[call-overload]
+        on = f" {stopped}" if type(stopped) in LIMITS else " post = post.extend(...) continues from there."
         warn(
-            f"{why}: the unfinished block is dropped, and the posterior ends at process time {self.engine.time:g}.{on}",
+            f"{why}: the unfinished block is dropped, and the posterior ends at process time {self.engine.time:g}.{on}"
         )
 
     def _display(self, wanted: bool, title: str) -> AbstractContextManager[Display]:
@@ -347,7 +297,8 @@ class Sampler:
             self._identity = identify(method.own_sites, method.mixture or method.prior, method.redistribution)
         choices, arrays = pack_choices(method)
         facts = {"burn_in": self.burn_in_time, "keep": self.keep, "given_up": list(self.given_up[:3])}
-        arrays |= pack_position(self.position()) | {"given_up_passes": np.asarray(self.given_up.passes)}
+        arrays |= pack_position(self.position())
+        arrays["given_up_passes"] = np.zeros(len(method.sites), np.int64) + self.given_up.passes
         return RunState(self._identity | choices | facts | {"versions": versions()}, arrays)
 
     @property
@@ -360,12 +311,6 @@ class Sampler:
         method = self.method
         return None if method.elsewhere else each_site(method.own_sites, method.prior, method.names)
 
-    def _check_same(self, sites: Any, prior: Any) -> None:
-        """Check that these are the sites and the prior of this run."""
-        if (state := self.state()) is None:
-            raise InputError("sites", "given for a study on a network", "Leave it out: the connection has the sites.")
-        members_of(state, self.method.names, sites, prior)
-
     def extend(
         self, *, duration: float | None = None, ess: float | None = None, sites: Any = None, prior: Any = None,
         progress: bool = True,
@@ -373,13 +318,18 @@ class Sampler:
         """Go on by ``duration``, or until the worst ESS reaches ``ess``."""
         check_length(duration, ess)
         if sites is not None:
-            self._check_same(sites, prior)
-        check_functions_unchanged(self.method.own_sites)
+            if (state := self.state()) is None:
+                remedy = "Leave it out: the connection has the sites."
+                raise InputError("sites", "given for a study on a network", remedy)
+            members_of(state, self.method.names, sites, prior)
+        for site in self.method.own_sites:
+            if site.model is not None:
+                check_unchanged(site.model, site.dim, site.name)
         return self._extend(duration, ess, progress)
 
     def _extend(self, duration: float | None, ess: float | None, progress: bool) -> Posterior:
         following = copy.copy(self)
-        following.engine, following.store = copy.copy(self.engine), self.store.copy()
+        following.engine, following.store = copy.copy(self.engine), copy.copy(self.store)
         with self._display(progress, "sampling") as display:
             try:
                 if self.engine.sites_remember:
@@ -392,10 +342,9 @@ class Sampler:
                     following._until(ess_to_reach(self.method, ess), display)
             except (KeyboardInterrupt, *LIMITS) as stopped:
                 following._ends_early(stopped, max(self.engine.time, 0.0))
-        return following._finished()
+        return following._finish()
 
-    def _finished(self) -> Posterior:
-        """The posterior, after the warnings about it."""
+    def _finish(self) -> Posterior:
         hand_over(self.method.own_sites, self.method.reference, self.engine)
         post = self.posterior()
         self.check_distance(min(post.ess().values()))
@@ -404,23 +353,20 @@ class Sampler:
         return post
 
     def _say_costs(self, length: float, goal: str, display: Display) -> None:
-        """Show the estimated cost of continuing by a process time."""
         method, time = self.method, self.burn_in_time + self.engine.time
         plans = self.engine.plans - method.first_plan - 1
         rounds = rounds_ahead(np.maximum(plans, 0), time, length, method.site_event_rate or 0.0)
         each = display.pace.seconds_per_round
         seconds = None if each is None else rounds * each
-        far = self.distance is not None and self.distance.told
-        display.foresee(self.estimate.tell(rounds, seconds, goal, far), seconds)
+        display.foresee(self.estimate.tell(rounds, seconds, goal, self.distance.warned), seconds)
 
     def check_distance(self, ess: float | None = None) -> None:
         """Warn if the posterior has turned out too far from its reference for the few-rounds method to be efficient.
 
         ``ess`` is the worst effective sample size, where it is known.
         """
-        if self.distance is not None:
-            events = float(np.mean(self.engine.events - self.burn_in_events))
-            self.distance.judge(events, ess, max(self.engine.time, 0.0))
+        events = float(np.mean(self.engine.events - self.burn_in_events))
+        self.distance.judge(events, ess, max(self.engine.time, 0.0))
 
     def _tick(self, display: Display) -> Callable[[Tick], None]:
         # The display counts as the posterior does, including the search for the mode and an abandoned method.
@@ -428,12 +374,10 @@ class Sampler:
 
         def tick(tick: Tick) -> None:
             display.tick(tick._replace(rounds=tick.rounds + before))
-            if self.distance is not None:
-                if self.distance.deciding:
-                    self._cost = GivenUp(
-                        tick.rounds, int(self.engine.plans.sum()), int(self.engine.planned.sum()), self.engine.passes
-                    )
-                self.distance.tick(tick)
+            if self.distance.deciding:
+                made, planned = int(self.engine.plans.sum()), int(self.engine.state.planned.sum())
+                self._cost = GivenUp(tick.rounds, made, planned, self.engine.passes)
+            self.distance.tick(tick)
 
         return tick
 
@@ -457,7 +401,7 @@ class Sampler:
         while self.goal is not None and engine.time < self.goal.until:
             burning, plans, rounds = engine.time < 0, float(engine.plans.sum()), engine.rounds
             stop = self.goal.next_stop(engine.time, self.keep)
-            keep = self._keep if not burning else self._forget if stop <= 0 else self._keep_since_zero
+            keep = self._keep if not burning else self._keep_since_zero if stop > 0 else lambda block: None
             engine.advance(stop, keep, self._tick(display))
             if stop <= 0:
                 self.burn_in_events = engine.events
@@ -469,12 +413,15 @@ class Sampler:
                 so_far = self.posterior()
                 display.quality(min(so_far.ess().values()), max(so_far.rhat().values()))
 
-    def _forget(self, block: Block) -> None: ...
-
     def _keep_since_zero(self, block: Block) -> None:
-        """Keep what comes after the burn-in."""
-        self.burn_in_events, path = split_burn_in(block, self.method.dynamics.flow)
-        self._keep(path)
+        """Keep what comes after the burn-in of a block with turns.
+
+        Velocities change at events and at turns, whose number is known.
+        """
+        path, flow = block.skeleton(), self.method.dynamics.flow
+        turns = np.floor((-block.begin - first_waits(path.chains)) / QUARTER) + 1
+        self.burn_in_events = np.maximum(path.jumps(flow, 0.0) - turns.astype(np.int64), 0)
+        self._keep(path.since(flow, 0.0))
 
     def _keep(self, block: Block | Skeleton) -> None:
         self.store.append(block)
@@ -502,14 +449,20 @@ class Sampler:
                 display.quality(worst)
                 if worst >= target:
                     return
-                if self.distance is not None and span - begin >= MOST_LENGTH * first:
+                if self.distance.active and span - begin >= MOST_LENGTH * first:
                     break
                 need, length = next_length(target, worst, span)
                 display.aim(span + need, target)
             self._say_costs(need, f"an ESS of {target:,.0f}", display)
-            fits, name = self._longest()
+            fits, name = (np.inf, "") if self.horizon is None else self.horizon.longest(self.method.chains)
             if length > fits:
-                self._end_with_budget(span, fits, name, display)
+                # A last block whose length is fixed in advance and does not depend on its content.
+                self.check_budget(span + 1e-3 * max(span, FIRST_BLOCK))
+                warn(
+                    f"The privacy budget of site {name!r} covers {fits:.4g} more process time on each of "
+                    f"{self.method.chains} chains: the run ends with it.",
+                )
+                self._advance(span + fits, display)
                 return
             self._advance(span + length, display)
         warn(
@@ -523,72 +476,59 @@ class Sampler:
         """The posterior of what has been drawn so far."""
         if self._made is not None and self._made[0] == self.engine.time:
             return self._made[1]
-        found = counts(self.method, self.engine, self.given_up) | {
-            "events": self.engine.events - self.burn_in_events,
-            "certified": self.method.certified,
-            "violations": self.engine.violations,
-            "privacy": self._privacy(),
+        method, engine, watch = self.method, self.engine, self.watch
+        if self._proofs is None:
+            self._proofs = certificate([site.name for site in method.sites], dict(engine.federation.clocks))
+        found = counts(method, engine, self.given_up) | {
+            "events": engine.events - self.burn_in_events,
+            "certified": method.certified,
+            "violations": engine.violations,
+            "privacy": engine.federation.privacy or (None if watch is None else watch.privacy()),
         }
-        method = self.method
-        self._made = self.engine.time, Posterior(
-            self.store, method.reference, method.dynamics, method.names, found, self._settings(), self,
-            method.variables, self.origin,
+        settings = describe(method, engine) | self.described | ({} if watch is None else watch.facts())
+        settings |= {"burn_in": self.burn_in_time, "keep": self.keep, "certificate": self._proofs}
+        self._made = engine.time, Posterior(
+            self.store, method.reference, method.dynamics, method.names, found, settings, self, method.variables,
+            self.origin,
         )  # fmt: skip
         return self._made[1]
-
-    def _privacy(self) -> dict[str, Any] | None:
-        return self.engine.federation.privacy or (None if self.watch is None else self.watch.privacy())
-
-    def _settings(self) -> dict[str, Any]:
-        if self._proofs is None:
-            names = [site.name for site in self.method.sites]
-            self._proofs = certificate(names, dict(self.engine.federation.clocks))
-        own = {"burn_in": self.burn_in_time, "keep": self.keep, "certificate": self._proofs} | self.described
-        return describe(self.method, self.engine) | own | ({} if self.watch is None else self.watch.facts())
 
 
 MOST_NAMED = 3  # parameters in the description of a mode
 
 
-def versions() -> dict[str, str]:
-    """Versions of what decides the bits of a run."""
-    return {name: metadata.version(name) for name in ("fedpdmc", "jax", "jaxlib", "numpy", "equinox")}
-
-
 def describe(method: Method, engine: Engine) -> dict[str, Any]:
     """The choices of a run and how far it has come, as `Posterior.settings` has them."""
+    narrow, choices = method.reference.narrow, engine.federation.choices
+    # The member that walks with the prior for the coordinator; a site that happens to have its name is a site.
+    walker = next((site.name for site in method.sites if isinstance(site, PriorSite)), None)
+    extra = any(site.name == PRIOR_SITE for site in method.sites)
     return {
         "dynamics": repr(method.dynamics),
         "reference": method.reference_name,
         "reference_why": method.reference.why,
-        "narrow": _narrow(method),
+        # The parameter whose tail is wider than the reference, and by how much.
+        "narrow": None if narrow is None else {"name": method.names[narrow[0]], "ratio": narrow[1]},
         "wide_starts": method.wide_starts,
         "modes": [mode | {"place": _place(method, mode)} for mode in method.reference.modes or ()],
         "modes_searched": method.reference.modes is not None,
         "control": method.control_name,
         "chosen": method.chosen,
-        "prior_at": _prior_at(method),
-        "prior_site": _prior_site(method),
+        "prior_at": method.prior_at if method.prior is not None else "extra" if extra else "flat",
+        "prior_site": walker,
         "redistribution": method.redistribution,
         "chains": method.chains,
         "segments": method.segments,
-        "ended_by_arrival": float(engine.site_events.sum() / max((engine.plans - method.first_plan).sum(), 1)),
+        "ended_by_arrival": float(engine.state.site_events.sum() / max((engine.plans - method.first_plan).sum(), 1)),
         "duration": max(engine.time, 0.0),
         "seed": method.seed,
         "bounds": method.bounds,
         "constraints": 0 if method.constraints is None else len(method.constraints[1]),
         "sites": [site.name for site in method.sites],
-        "clocks": _clocks(method, engine),
+        # Which clock each site walks with and why; for remote sites this is not known here.
+        "clocks": [{"site": site.name, **choices.get(site.name, {"clock": "at the site"})} for site in method.sites],
         "versions": versions(),
     }
-
-
-def _narrow(method: Method) -> dict[str, Any] | None:
-    """The parameter whose tail is wider than the reference, and by how much."""
-    if method.reference.narrow is None:
-        return None
-    which, ratio = method.reference.narrow
-    return {"name": method.names[which], "ratio": ratio}
 
 
 def _place(method: Method, mode: dict[str, Any]) -> str:
@@ -596,23 +536,6 @@ def _place(method: Method, mode: dict[str, Any]) -> str:
     away = np.abs(np.linalg.solve(np.asarray(mode["scale"]), np.asarray(mode["at"]) - np.asarray(mode["center"])))
     first = np.argsort(-away)[:MOST_NAMED]
     return ", ".join(f"{method.names[i]} = {mode['at'][i]:.3g}" for i in first if away[i] > 0.5 * away.max())
-
-
-def _clocks(method: Method, engine: Engine) -> list[dict[str, Any]]:
-    """Which clock each site walks with and why; for remote sites this is not known here."""
-    choices = engine.federation.choices
-    return [{"site": site.name, **choices.get(site.name, {"clock": "at the site"})} for site in method.sites]
-
-
-def _prior_at(method: Method) -> str:
-    if method.prior is not None:
-        return method.prior_at
-    return "extra" if any(site.name == PRIOR_SITE for site in method.sites) else "flat"
-
-
-def _prior_site(method: Method) -> str | None:
-    """The member that walks with the prior for the coordinator; a site that happens to have its name is a site."""
-    return next((site.name for site in method.sites if isinstance(site, PriorSite)), None)
 
 
 @double_precision
@@ -624,7 +547,7 @@ def load(path: str | Path) -> Posterior:
     """
     post, state = read(path)
     if state is not None:
-        post.attach(SavedRun(post, state))
+        post.run = SavedRun(post, state)
         try:
             made = unpack_reference(state.facts["reference"], state.arrays)
             post.reference = dataclasses.replace(post.reference, control=made.control, name=made.name)
@@ -688,14 +611,32 @@ class SavedRun:
 
     @double_precision
     def _sampler(self, sites: Any, prior: Any) -> Sampler:
-        """A sampler that is where the saved one was.
+        """A sampler that is where the saved one was, with all its choices and the sites that were given.
 
         A site with a budget begins a new run in its ledger, with new random numbers; the observed time before is added to
         its report.
         """
         facts, arrays, post = self._state.facts, self._state.arrays, self.post
-        method = self._method(sites, prior)
-        before = post.privacy or {}
+        names, dynamics, before = post.names, post.dynamics, post.privacy or {}
+        mixture = prior if isinstance(prior, MixturePrior) else None
+        members, prior, rate = members_of(self._state, names, sites, prior)
+        choices, reference, control = unpack_choices(facts, arrays)
+        walked = prior if facts["prior_at"] == "coordinator" else None
+        method = Method(
+            sites=members,
+            dim=len(names),
+            prior=prior,
+            dynamics=dynamics,
+            reference=reference,
+            control=control,
+            chains=post.chains,
+            names=names,
+            public=public_potential(members, walked, control, reference, dynamics, mixture),
+            mixture=mixture,
+            redistribution=rate,
+            variables=variables(members, names),
+            **choices,
+        )
         for site in method.own_sites:
             if site.budget is not None:
                 check_ledger(site, before[site.name]["run"])
@@ -705,30 +646,6 @@ class SavedRun:
         rounds, plans, segments = facts["given_up"]
         sampler.given_up = GivenUp(rounds, plans, segments, arrays["given_up_passes"])
         sampler.described = {key: post.settings[key] for key in ("prior", "effect_scale") if key in post.settings}
-        sampler.store, sampler.origin = post.store.copy(), post.origin
+        sampler.store, sampler.origin = copy.copy(post.store), post.origin
         sampler.engine.federation.continue_accounts(before)
         return sampler
-
-    def _method(self, sites: Any, prior: Any) -> Method:
-        """All choices of the saved run, with the sites that were given."""
-        state, names = self._state, self.post.names
-        facts, dynamics = state.facts, self.post.dynamics
-        mixture = prior if isinstance(prior, MixturePrior) else None
-        members, prior, rate = members_of(state, names, sites, prior)
-        choices, reference, control = unpack_choices(facts, state.arrays)
-        walked = prior if facts["prior_at"] == "coordinator" else None
-        return Method(
-            sites=members,
-            dim=len(names),
-            prior=prior,
-            dynamics=dynamics,
-            reference=reference,
-            control=control,
-            chains=self.post.chains,
-            names=names,
-            public=public_potential(members, walked, control, reference, dynamics, mixture),
-            mixture=mixture,
-            redistribution=rate,
-            variables=variables(members, names),
-            **choices,
-        )

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 
 from fedpdmc._jax.by_numpy import once
 from fedpdmc._jax.compilation import on_device
@@ -28,17 +28,16 @@ from fedpdmc.sampling.engines import lockstep
 from fedpdmc.sampling.engines.base import Engine, Federation, JoinedFederation
 from fedpdmc.sampling.engines.compiled_loop import CompiledEngine, LocalFederation
 from fedpdmc.sampling.engines.lockstep import LockstepEngine
-from fedpdmc.sampling.engines.rounds import RoundsEngine
+from fedpdmc.sampling.engines.rounds import BudgetHorizon, PrivateSites, RoundsEngine
 from fedpdmc.sampling.laplace_reference import prior_mean
 from fedpdmc.sampling.mode_search import potential_values
-from fedpdmc.sampling.private_run import BudgetHorizon, PrivateSites
 
 # A part of the chains (`fedpdmc.results.diagnostics.wide_chains`) starts twice as far out as the others usually are, and no
 # more than so many standard deviations farther: with tens of parameters, twice is where no chain ever is. Starts at four
 # standard deviations would show a reference that is too narrow in two runs of three, but a burn-in leaves traces of them.
 FARTHER = 2.0
-# Where averages over the reference did not settle, starts are halved up to so often while U is higher there by more.
-HALVINGS, HIGHEST_START = 10, 30.0
+HALVINGS = 10  # of starts, at most, where averages over the reference did not settle
+HIGHEST_START = 30.0  # rise of U from the centre, besides the dimension, at which a start is not halved
 
 
 def open_engine(method: Method, burn_in: float) -> tuple[Engine, BudgetHorizon | None]:
@@ -96,9 +95,9 @@ def local_federation(method: Method, sites: Sequence[Site] | None = None, dense:
 
     def choose_each() -> list[ClockChoice]:
         choices = []
-        for number, (site, facts) in enumerate(zip(members, openings, strict=True), 1):
-            report("compiling", number, len(members))
-            choices.append(choose_clock(site, facts, potentials[number - 1] if potentials else None))
+        for number, (site, facts) in enumerate(zip(members, openings, strict=True)):
+            report("compiling", number + 1, len(members))
+            choices.append(choose_clock(site, facts, potentials[number] if potentials else None))
         return choices
 
     choices = choices_in_one_process(potentials, choose_each, method.dynamics, method.chains)
@@ -134,23 +133,33 @@ def start_state(method: Method, burn_in: float = 0.0) -> State:
     keys = chain_keys(jax.random.fold_in(jax.random.key(method.seed), 2), chains)
     count, number = on_device(np.zeros(chains, int)), on_device(np.full(chains, method.first_plan))
     spread, v = _spread(method.dynamics, keys, number, dim)
-    told = method.init is not None
-    if told:
+    given = method.init is not None
+    if given:
         center = method.reference.to_a(np.asarray(method.init))
     elif method.whitened:
         center = np.zeros(dim)
         if method.wide_starts:
-            spread = jnp.where(on_device(wide_chains(chains))[:, None], _on_sphere(spread), spread)
+            # In the same directions at twice the usual distance, or `FARTHER` more if that is less.
+            distance = np.sqrt(dim) + min(np.sqrt(dim), FARTHER)
+            sphere = distance * spread / jnp.linalg.norm(spread, axis=1, keepdims=True)
+            spread = jnp.where(on_device(wide_chains(chains))[:, None], sphere, spread)
         if method.reference.starts is not None:
             at = np.asarray(method.reference.center)
             spread = method.reference.whiten(method.reference.starts.about(at, np.asarray(spread)))
         elif method.unsettled and not method.elsewhere:
-            spread = _lowered(method, np.asarray(spread))
+            # About a mode to which the posterior is unlike: halfway back where U is too high, where rates may overflow.
+            spread = np.asarray(spread)
+            known = [s for s in method.own_sites if s.coordinates is None and s.budget is None and not s.latents]
+            for _ in range(HALVINGS if len(known) == len(method.sites) else 0):
+                points = method.reference.to_x(np.concatenate([np.zeros((1, dim)), spread]))
+                heights = np.sum([potential_values(site.potential, points) for site in known], axis=0)
+                fine = heights[1:] - heights[0] <= HIGHEST_START + dim
+                spread = np.where(fine[:, None], spread, spread / 2)
     else:
         center = np.zeros(dim) if method.prior is None else np.asarray(prior_mean(method.prior))
         center, spread = method.reference.to_a(center), 0.1 * spread
     center = np.broadcast_to(center, (chains, dim))
-    a = on_device(start_inside(walls_of(method.constraints, method.reference), center, spread, told))
+    a = on_device(start_inside(walls_of(method.constraints, method.reference), center, spread, given))
     share = None
     if method.redistribution > 0:
         keys = chain_keys(jax.random.fold_in(jax.random.key(method.seed), 3), chains)
@@ -158,25 +167,6 @@ def start_state(method: Method, burn_in: float = 0.0) -> State:
     scales = None if method.mixture is None else method.mixture.law.start(chains)
     turn = Turn(on_device(first_waits(chains)), count) if method.dynamics.turns else None
     return State(a, v, on_device(np.full(chains, -burn_in)), number, count, count, count, share, turn, scales)
-
-
-def _lowered(method: Method, a: np.ndarray) -> np.ndarray:
-    """Starts about a mode to which the posterior is unlike, halfway back where U is too high: rates there may overflow."""
-    own = [site for site in method.own_sites if site.coordinates is None and site.budget is None and not site.latents]
-    for _ in range(HALVINGS if len(own) == len(method.sites) else 0):
-        points = method.reference.to_x(np.concatenate([np.zeros((1, method.dim)), a]))
-        heights = np.sum([potential_values(site.potential, points) for site in own], axis=0)
-        fine = heights[1:] - heights[0] <= HIGHEST_START + method.dim
-        if fine.all():
-            break
-        a = np.where(fine[:, None], a, a / 2)
-    return a
-
-
-def _on_sphere(a: Float[Array, "C d"]) -> Float[Array, "C d"]:
-    """Points in the same directions at a distance that is twice the usual one, or `FARTHER` more if that is less."""
-    usual = np.sqrt(a.shape[1])
-    return (usual + min(usual, FARTHER)) * a / jnp.linalg.norm(a, axis=1, keepdims=True)
 
 
 @once

@@ -23,18 +23,17 @@ from fedpdmc.sampling.mode_search import (
     LEVELLED,
     Mode,
     Point,
-    called,
     check_signs,
     find_mode,
     flattest,
+    label_of,
     positive_definite,
     root_of_inverse,
     singular,
 )
 from fedpdmc.whitening import LAPLACE, VB, Bend, Reference
 
-# Under a flat prior: the least rise of the potential one standard deviation from a mode (½ for a Gaussian).
-LEAST_RISE = 0.05
+LEAST_RISE = 0.05  # of the potential one standard deviation from a mode, under a flat prior (½ for a Gaussian)
 
 
 def laplace(
@@ -94,6 +93,18 @@ def search_laplace(
     return search.reference(here, here.x + step, scale, rounds, LAPLACE), here.x, None
 
 
+def own_index(site: Any, dim: int) -> np.ndarray:
+    """The parameters that a site's records depend on."""
+    return np.arange(dim) if site.coordinates is None else site.coordinates
+
+
+def add_part(gradient: np.ndarray, hessian: np.ndarray, site: Any, g: np.ndarray, h: np.ndarray) -> None:
+    """Add a site's derivatives to sums over sites, in place."""
+    index = own_index(site, len(gradient))
+    gradient[index] += g
+    hessian[np.ix_(index, index)] += h
+
+
 class Search(NamedTuple):
     """A search for a reference: whom it asks, where it begins, and the bytes that it has exchanged with each site."""
 
@@ -109,7 +120,23 @@ class Search(NamedTuple):
 
     def ask(self, x: np.ndarray, spread: np.ndarray | None = None) -> Point:
         """One round: derivatives at a point, or their means over ``N(x, S Sᵀ)`` with ``S = spread``."""
-        return _ask(self.sites, self.prior, x, spread, self.traffic)
+        value, gradient, hessian, parts = 0.0, np.zeros(len(x)), np.zeros((len(x), len(x))), []
+        for number, site in enumerate(self.sites, 1):
+            doing = "finding the mode" if spread is None else "averaging over the reference"
+            report(doing, number, len(self.sites))
+            u, g, h = site.derivatives(x, spread)
+            with np.errstate(invalid="ignore"):
+                value += u
+                add_part(gradient, hessian, site, g, h)
+            parts.append((g, h))
+            self.traffic[site.name] += 8 * (2 * g.size + (0 if spread is None else spread.size) + 1 + h.size)
+        if self.prior is not None:
+            precision, linear = np.asarray(self.prior.precision), np.asarray(self.prior.linear)
+            value += 0.5 * x @ precision @ x + linear @ x
+            value += 0.0 if spread is None else 0.5 * np.sum(spread * (precision @ spread))
+            gradient = gradient + precision @ x + linear
+            hessian = hessian + precision
+        return Point(x, float(value), gradient, hessian, parts, spread)
 
     @property
     def flat(self) -> bool:
@@ -183,30 +210,24 @@ class Search(NamedTuple):
 def begin_search(sites: Sequence[Member], prior: Any, start: Any, names: Sequence[str] | None) -> Search:
     """Checked sites and prior, and where the search begins."""
     members, prior, dim = resolve_members(sites, prior, start, names)
-    x = _begin(members, prior, dim) if start is None else np.asarray(start, float)
+    if start is None:
+        # The mean of what sites guess, weighted by their records, else the prior's mean or zero.
+        total, weight = np.zeros(dim), np.zeros(dim)
+        for site in members:
+            local = isinstance(site, Site)
+            guess = getattr(site.potential if isinstance(site, Site) else site, "guess", None)
+            if guess is not None and not (local and site.noisy):
+                index, records = own_index(site, dim), float(site.records) if local else 1.0
+                total[index] += records * guess
+                weight[index] += records
+        x = np.zeros(dim) if prior is None else prior_mean(prior)
+        x = np.where(weight > 0, total / np.maximum(weight, 1e-300), x)
+    else:
+        x = np.asarray(start, float)
     names = coordinate_names(members, dim) if names is None else names
     if names is not None and len(names) != dim:
         raise InputError("names", f"{len(names)} names", f"Give one for each of {dim} parameters.")
     return Search(members, prior, x, names, {site.name: 0 for site in members})
-
-
-def _begin(sites, prior, dim: int) -> np.ndarray:
-    """Where the search begins: the mean of what sites guess, weighted by their records, else the prior's mean or zero."""
-    x = np.zeros(dim) if prior is None else prior_mean(prior)
-    total, weight = np.zeros(dim), np.zeros(dim)
-    for site in sites:
-        guess, records = _guess(site)
-        if guess is not None:
-            index = np.arange(dim) if site.coordinates is None else site.coordinates
-            total[index] += records * guess
-            weight[index] += records
-    return np.where(weight > 0, total / np.maximum(weight, 1e-300), x)
-
-
-def _guess(site) -> tuple[np.ndarray | None, float]:
-    if isinstance(site, Site):
-        return (None, 0.0) if site.noisy else (getattr(site.potential, "guess", None), float(site.records))
-    return site.guess, 1.0
 
 
 def _check_proper(ask, here: Point, step: np.ndarray, first: np.ndarray, names: Sequence[str] | None) -> int:
@@ -218,7 +239,9 @@ def _check_proper(ask, here: Point, step: np.ndarray, first: np.ndarray, names: 
     the way that the search would have gone on.
     """
     if singular(here.hessian):
-        raise ImproperPosterior(f"laplace: the likelihood is flat in {called(flattest(here.hessian), names)}{IMPROPER}")
+        raise ImproperPosterior(
+            f"laplace: the likelihood is flat in {label_of(flattest(here.hessian), names)}{IMPROPER}"
+        )
     root = root_of_inverse(positive_definite(first))
     curvature, vectors = np.linalg.eigh(root.T @ here.hessian @ root)
     lost = (root @ vectors)[:, curvature < LEVELLED].T
@@ -226,7 +249,7 @@ def _check_proper(ask, here: Point, step: np.ndarray, first: np.ndarray, names: 
     for way in ways:
         rise = ask(here.x + way / np.sqrt(way @ here.hessian @ way)).value - here.value
         if not rise > LEAST_RISE:
-            mostly = called(way * np.sqrt(np.abs(np.diag(first))), names)
+            mostly = label_of(way * np.sqrt(np.abs(np.diag(first))), names)
             raise ImproperPosterior(f"laplace: the likelihood levels off, mostly in {mostly}{IMPROPER}")
     return len(ways)
 
@@ -249,31 +272,7 @@ def prior_mean(prior: Quadratic) -> np.ndarray:
         return -np.linalg.lstsq(precision, linear, rcond=None)[0]
 
 
-def _ask(sites, prior, x, spread, traffic) -> Point:
-    """One round: the sums over sites and prior, and each site's own gradient and Hessian."""
-    value, gradient, hessian, parts = 0.0, np.zeros(x.shape[0]), np.zeros((x.shape[0], x.shape[0])), []
-    for number, site in enumerate(sites, 1):
-        report("finding the mode" if spread is None else "averaging over the reference", number, len(sites))
-        u, g, h = site.derivatives(x, spread)
-        index = np.arange(x.shape[0]) if site.coordinates is None else site.coordinates
-        with np.errstate(invalid="ignore"):
-            value += u
-            gradient[index] += g
-            hessian[np.ix_(index, index)] += h
-        parts.append((g, h))
-        sent = 0 if spread is None else spread.size
-        traffic[site.name] += 8 * (g.size + sent + 1 + g.size + h.size)
-    if prior is not None:
-        precision, linear = np.asarray(prior.precision), np.asarray(prior.linear)
-        value += 0.5 * x @ precision @ x + linear @ x
-        value += 0.0 if spread is None else 0.5 * np.sum(spread * (precision @ spread))
-        gradient = gradient + precision @ x + linear
-        hessian = hessian + precision
-    return Point(x, float(value), gradient, hessian, parts, spread)
-
-
-# Part of the prior's variance above which a site has learned nothing about a parameter.
-NOTHING_LEARNED = 0.99
+NOTHING_LEARNED = 0.99  # part of the prior's variance above which a site knows nothing about a parameter
 
 
 @double_precision
@@ -290,13 +289,8 @@ def each_site(
     found: dict[str, tuple[np.ndarray, np.ndarray] | None] = {}
     for member in (member for member in members if member.name != PRIOR_SITE):
         if member.noisy or member.latents or member.coordinates is not None:
-            why = (
-                "a privacy budget"
-                if member.noisy
-                else "effects of groups"
-                if member.latents
-                else "some coordinates only"
-            )
+            reasons = {"a privacy budget": member.noisy, "effects of groups": bool(member.latents)}
+            why = next((words for words, true in reasons.items() if true), "some coordinates only")
             raise InputError(
                 "by", f"'site' with {why} at {member.name!r}", "A site's own estimate needs all parameters."
             )
@@ -310,10 +304,8 @@ def each_site(
     return found
 
 
-# Under a flat prior: lower limit on the eigenvalues of the summed noisy Hessian, relative to the largest.
-LEAST_CURVATURE = 1e-3
-# The mode is searched for within this many prior standard deviations, times the root of the dimension.
-REACH = 3.0
+LEAST_CURVATURE = 1e-3  # least eigenvalue of the summed noisy Hessian over the largest, under a flat prior
+REACH = 3.0  # prior standard deviations, times the root of the dimension, within which a noisy mode is searched for
 
 
 def noisy_laplace(sites: tuple[Any, ...], prior: Quadratic | None, x: np.ndarray, averaged: bool = False) -> Reference:
@@ -325,51 +317,44 @@ def noisy_laplace(sites: tuple[Any, ...], prior: Quadratic | None, x: np.ndarray
     spread, precision = None, np.zeros((0, 0))
     for step in range(len(REFERENCE.steps)):
         if averaged and step == last:
-            spread = _root(precision)
+            spread = root_of_covariance(precision)
         hessian, gradient = np.zeros((len(x), len(x))), np.zeros(len(x))
         parts = {}
         for site in sites:
-            index = np.arange(len(x)) if site.coordinates is None else site.coordinates
             if site.budget is not None:
                 g, h, point, *_ = noisy_derivatives(site, x, step, spread=spread)
             else:
-                (_, g, h), point = site.derivatives(x, spread), x[index]
+                (_, g, h), point = site.derivatives(x, spread), x[own_index(site, len(x))]
                 # A remote site evaluates noisy derivatives within the region that the contract declares.
                 point = release_point(point, site.bounds) if site.noisy else point
-            gradient[index] += g
-            hessian[np.ix_(index, index)] += h
+            add_part(gradient, hessian, site, g, h)
             about = own_part(x, spread, site.coordinates)[1]
             parts[site.name] = (g, h, point, None if about is None else jnp.asarray(about))
             traffic[site.name] += 8 * (2 * g.size + h.size + (0 if spread is None else spread.size))
-        precision = _posterior_precision(hessian, prior)
+        # Noise can make the Hessian indefinite: its positive part, and the prior's precision.
+        values, vectors = np.linalg.eigh((hessian + hessian.T) / 2)
+        floor = 0.0 if prior is not None else LEAST_CURVATURE * max(float(values.max()), 1e-300)
+        precision = (vectors * np.maximum(values, floor)) @ vectors.T
         if prior is not None:
-            gradient = gradient + np.asarray(prior.precision) @ x + np.asarray(prior.linear)
-        x = _within_reach(x - np.linalg.solve(precision, gradient), start, prior)
+            own, linear = np.asarray(prior.precision), np.asarray(prior.linear)
+            precision, gradient = precision + own, gradient + own @ x + linear
+        x = x - np.linalg.solve(precision, gradient)
+        if prior is not None:
+            # A step due to noise cannot lead far away.
+            off = x - start
+            length = float(np.sqrt(off @ own @ off))
+            x = start + off * min(1.0, REACH * np.sqrt(len(x)) / max(length, 1e-300))
     control = {
         name: ControlVariate(Quadratic(jnp.asarray(h), jnp.asarray(g - h @ point)), jnp.asarray(point), 2, about)
         for name, (g, h, point, about) in parts.items()
     }
     name, why = (VB, "its last step is an average") if averaged else (LAPLACE, "")
-    return Reference(jnp.asarray(x), jnp.asarray(_root(precision)), control, len(REFERENCE.steps), traffic, name, why)
+    return Reference(
+        jnp.asarray(x), jnp.asarray(root_of_covariance(precision)), control, len(REFERENCE.steps), traffic, name, why
+    )
 
 
-def _root(precision: np.ndarray) -> np.ndarray:
+def root_of_covariance(precision: np.ndarray) -> np.ndarray:
+    """Lower triangular S with ``S Sᵀ = P⁻¹``."""
     covariance = np.linalg.inv(precision)
     return np.linalg.cholesky((covariance + covariance.T) / 2)
-
-
-def _posterior_precision(hessian: np.ndarray, prior: Quadratic | None) -> np.ndarray:
-    """The prior's precision plus the positive part of the noisy Hessian: noise can make the Hessian indefinite."""
-    values, vectors = np.linalg.eigh((hessian + hessian.T) / 2)
-    floor = 0.0 if prior is not None else LEAST_CURVATURE * max(float(values.max()), 1e-300)
-    curvature = (vectors * np.maximum(values, floor)) @ vectors.T
-    return curvature if prior is None else curvature + np.asarray(prior.precision)
-
-
-def _within_reach(x: np.ndarray, mean: np.ndarray, prior: Quadratic | None) -> np.ndarray:
-    """Clip a step to the range of the prior, so that a step due to noise cannot lead far away."""
-    if prior is None:
-        return x
-    off = x - mean
-    length = float(np.sqrt(off @ np.asarray(prior.precision) @ off))
-    return mean + off * min(1.0, REACH * np.sqrt(len(x)) / max(length, 1e-300))

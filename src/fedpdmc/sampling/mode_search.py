@@ -17,14 +17,13 @@ from fedpdmc.models.user_function import Minus
 from fedpdmc.sampling.arguments import PRIOR_SITE
 
 MOST_ROUNDS = 60
-# Relative eigenvalue of a flat direction, and the loss of curvature that indicates a potential that levels off.
-SINGULAR, LEVELLED = 1e-10, 1e-2
-# A decrease of the potential in one step that is more than rounding, and the growth of curvature down a funnel.
-FALLING, STEEPER = 1e-2, 1e6
-# Parameters named in messages about a direction: least share of the largest component, and maximum number.
-PART, MOST_NAMED = 0.5, 3
-# The largest change of a predictor in the first step, where predictors are kept from changing more.
-FIRST_REACH = 1.0
+SINGULAR = 1e-10  # relative eigenvalue of a flat direction
+LEVELLED = 1e-2  # part of its curvature that is left to a potential that levels off
+FALLING = 1e-2  # fall of the potential in one step that is more than rounding
+STEEPER = 1e6  # growth of curvature down a funnel
+PART = 0.5  # of the largest component of a direction, from which messages name a parameter
+MOST_NAMED = 3  # parameters of a direction
+FIRST_REACH = 1.0  # the largest change of a predictor in the first step, where predictors are kept from changing more
 IMPROPER = (
     ": the posterior is improper under a flat prior (separable or collinear data, or none). Give a proper prior, such as "
     "fedpdmc.models.normal_prior(dim, scale=...)."
@@ -66,6 +65,7 @@ def find_mode(
     flat: bool,
     reach: np.ndarray | None = None,
     names: Sequence[str] | None = None,
+    most: int | None = None,
 ) -> Mode:
     """Damped Newton from ``start`` until the next step is shorter than ``tolerance`` standard deviations.
 
@@ -87,7 +87,7 @@ def find_mode(
             return Mode(here, step, rounds)
         if damping > 0:
             step = -np.linalg.solve(positive_definite(here.hessian, damping), here.gradient)
-        if rounds >= MOST_ROUNDS or not np.isfinite(length):
+        if rounds >= (most or MOST_ROUNDS) or not np.isfinite(length):
             raise _no_mode(start, here, step, rounds, falls, flat, names)
         size = 0.0 if reach is None else float(reach @ np.abs(step))
         step = step * min(1.0, radius / max(size, 1e-300))
@@ -114,16 +114,16 @@ def _no_mode(
     before, after = np.abs(np.diag(start.hessian)), np.abs(np.diag(last.hessian))
     growth = after / np.maximum(before, np.finfo(float).tiny)
     if np.any(growth > STEEPER) and falls[-1] > FALLING:
-        return NoMode(f"{at}; the curvature keeps growing in {called(growth, names)}{NONE}")
+        return NoMode(f"{at}; the curvature keeps growing in {label_of(growth, names)}{NONE}")
     if flat and singular(last.hessian):
-        return ImproperPosterior(f"{at}; the likelihood is flat in {called(flattest(last.hessian), names)}{IMPROPER}")
+        return ImproperPosterior(f"{at}; the likelihood is flat in {label_of(flattest(last.hessian), names)}{IMPROPER}")
     if flat and np.any(after < LEVELLED * before):
         lost = before / np.maximum(after, np.finfo(float).tiny)
-        return ImproperPosterior(f"{at}; the likelihood levels off in {called(lost, names)}{IMPROPER}")
-    return ModeNotFound(f"{at}; the last step is longest in {called(step * sizes(last.hessian), names)}{LIMIT}")
+        return ImproperPosterior(f"{at}; the likelihood levels off in {label_of(lost, names)}{IMPROPER}")
+    return ModeNotFound(f"{at}; the last step is longest in {label_of(step * sizes(last.hessian), names)}{LIMIT}")
 
 
-def called(parts: np.ndarray, names: Sequence[str] | None) -> str:
+def label_of(parts: np.ndarray, names: Sequence[str] | None) -> str:
     """The parameters with the largest parts in a direction, by name, or by their place if they have none."""
     size = np.nan_to_num(np.abs(parts), nan=np.inf)
     order = [int(i) for i in np.argsort(-size, kind="stable") if size[i] >= PART * size.max()]
@@ -172,10 +172,10 @@ def root_of_inverse(precision: np.ndarray) -> np.ndarray:
     return np.linalg.cholesky((covariance + covariance.T) / 2) / size[:, None]
 
 
-# Rays from a point, how far they go in standard deviations, and the least fall at their end.
-RAYS, DISTANCES, LEAST_FALL = 12, (4.0, 64.0, 2.0**10, 2.0**14), 1.0
-# Mean curvature in units of posterior standard deviations below which a function is checked.
-LITTLE = 0.01
+RAYS = 12  # from a point
+DISTANCES = (4.0, 64.0, 2.0**10, 2.0**14)  # on each, in standard deviations
+LEAST_FALL = 1.0  # at their end
+LITTLE = 0.01  # mean curvature in units of posterior standard deviations below which a function is checked
 
 
 def check_signs(sites: Sequence[Any], start: Point, mode: Point | None) -> None:
@@ -220,11 +220,22 @@ def _by_function(sites: Sequence[Any]) -> list[list[Site]]:
 
 
 def _refuse_falling(own: list[Site], x: np.ndarray, scale: np.ndarray) -> None:
-    if _falls(own, x, scale):
-        model = own[0].model
-        raise _wrong_sign(
-            [site.name for site in own], model is not None and isinstance(model.function, Minus)
-        ) from None
+    """Refuse the function of some sites, where their sum falls along rays as a log likelihood does."""
+    if not _falls(own, x, scale):
+        return
+    names, model = [site.name for site in own], own[0].model
+    shown = ", ".join(map(repr, names[:4])) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    prior = names == [PRIOR_SITE]
+    what = "prior" if prior else "likelihood"
+    if model is not None and isinstance(model.function, Minus):
+        remedy = "from_logdensity takes the log density itself: leave the minus sign out, or give the function to Site."
+    elif prior:
+        remedy = "Return minus the log of the prior density."
+    else:
+        remedy = "Return MINUS the log likelihood, or wrap the function: fedpdmc.models.from_logdensity(f, data)."
+    where = "prior" if prior else f"sites ({shown})"
+    found = f"a function that falls in every direction, as a log {what} does, not minus one"
+    raise InputError(where, found, remedy) from None
 
 
 def _falls(sites: list[Site], x: np.ndarray, scale: np.ndarray) -> bool:
@@ -253,17 +264,3 @@ def _falls(sites: list[Site], x: np.ndarray, scale: np.ndarray) -> bool:
 def potential_values(potential, points):
     """A potential at points (n, d)."""
     return mapped(potential.value)(points)
-
-
-def _wrong_sign(names: list[str], minus: bool) -> InputError:
-    shown = ", ".join(map(repr, names[:4])) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-    prior = names == [PRIOR_SITE]
-    what = "prior" if prior else "likelihood"
-    if minus:
-        remedy = "from_logdensity takes the log density itself: leave the minus sign out, or give the function to Site."
-    elif prior:
-        remedy = "Return minus the log of the prior density."
-    else:
-        remedy = "Return MINUS the log likelihood, or wrap the function: fedpdmc.models.from_logdensity(f, data)."
-    where = "prior" if prior else f"sites ({shown})"
-    return InputError(where, f"a function that falls in every direction, as a log {what} does, not minus one", remedy)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from importlib import metadata
 from typing import Any
 
 import jax.numpy as jnp
@@ -35,7 +34,8 @@ from fedpdmc.results.path_store import DrawStore
 from fedpdmc.results.posterior import Posterior
 from fedpdmc.results.skeleton import Moments
 from fedpdmc.sampling.arguments import check_names, resolve_members
-from fedpdmc.sampling.laplace_reference import prior_mean
+from fedpdmc.sampling.laplace_reference import own_index, prior_mean
+from fedpdmc.sampling.run_state_arrays import versions
 from fedpdmc.whitening import Reference
 
 CHAINS = 4
@@ -67,7 +67,13 @@ def private_laplace(sites: Any, prior: Any, names: Any, seed: int | None) -> Pos
     sharing = [site for site in members if isinstance(site, Site) and site.shares_noise]
     question = known.mean.tobytes() + known.precision.tobytes()
     for step in range(len(ONE_SHOT.steps)):
-        x = _within_regions(members, x)
+        # A point that every site's declared region allows.
+        x = x.copy()
+        for site in members:
+            index = own_index(site, dim)
+            bounds = site.bounds if site.budget is None else site.budget.bounds
+            if bounds is not None:
+                x[index] = release_point(x[index], bounds)
         # The sum first: what all sites must agree on is checked before anything is charged.
         shared = summed_derivatives(sharing, x, step, question) if sharing else None
         releases.append(_ask(members, x, step, traffic, shared))
@@ -76,7 +82,13 @@ def private_laplace(sites: Any, prior: Any, names: Any, seed: int | None) -> Pos
     rng = np.random.default_rng(seed)
     drawn = noise_aware.draws(released, known, CHAINS * DRAWS, rng).reshape(CHAINS, DRAWS, dim)
     cov = np.cov(drawn.reshape(-1, dim).T).reshape(dim, dim)
-    _say_if_little(cov, known)
+    ratio = float(np.sqrt(np.max(np.diag(cov) / np.diag(np.linalg.inv(known.precision)))))
+    if ratio > LITTLE_LEARNT:
+        warnings.warn(
+            f"The noise that the privacy budgets ask for leaves little of the records: a parameter's standard deviation is "
+            f"{ratio:.2f} of the prior's. It takes more records, or a larger epsilon (see `fedpdmc privacy plan`).",
+            stacklevel=3,
+        )
     settings = _settings(members, cov, seed)
     own = coordinate_names(members, dim)
     labels = check_names(own if names is None else names, dim, own)
@@ -106,17 +118,6 @@ def _check(members: tuple[Any, ...], prior: Any) -> Gaussian:
     return Gaussian(np.asarray(prior_mean(prior)), np.asarray(prior.precision))
 
 
-def _within_regions(members: tuple[Any, ...], x: np.ndarray) -> np.ndarray:
-    """A point that every site's declared region allows."""
-    x = x.copy()
-    for site in members:
-        index = np.arange(len(x)) if site.coordinates is None else site.coordinates
-        bounds = site.bounds if site.budget is None else site.budget.bounds
-        if bounds is not None:
-            x[index] = release_point(x[index], bounds)
-    return x
-
-
 def _ask(members: tuple[Any, ...], x: np.ndarray, step: int, traffic: np.ndarray, shared: Noisy | None) -> NoisyRelease:
     """One round: the sums of what the sites release, and the variances of their noise.
 
@@ -136,7 +137,7 @@ def _ask(members: tuple[Any, ...], x: np.ndarray, step: int, traffic: np.ndarray
     if shared is not None:
         add(shared, np.arange(dim))
     for number, site in enumerate(members):
-        index = np.arange(dim) if site.coordinates is None else site.coordinates
+        index = own_index(site, dim)
         size = len(index)
         traffic[:, number] += 2, 8 * (2 * size + size**2 + 2)
         if isinstance(site, Site) and site.shares_noise:
@@ -151,17 +152,6 @@ def _ask(members: tuple[Any, ...], x: np.ndarray, step: int, traffic: np.ndarray
     return NoisyRelease(x, gradient, hessian, np.sqrt(first), np.sqrt(second))
 
 
-def _say_if_little(cov: np.ndarray, prior: Gaussian) -> None:
-    """Warn if the noise leaves hardly more than the prior."""
-    ratio = float(np.sqrt(np.max(np.diag(cov) / np.diag(np.linalg.inv(prior.precision)))))
-    if ratio > LITTLE_LEARNT:
-        warnings.warn(
-            f"The noise that the privacy budgets ask for leaves little of the records: a parameter's standard deviation is "
-            f"{ratio:.2f} of the prior's. It takes more records, or a larger epsilon (see `fedpdmc privacy plan`).",
-            stacklevel=4,
-        )
-
-
 def _settings(members: tuple[Any, ...], cov: np.ndarray, seed: int | None) -> dict[str, Any]:
     scale = np.linalg.cholesky(cov)
     known = [site for site in members if isinstance(site, Site) and site.budget is not None]
@@ -171,9 +161,9 @@ def _settings(members: tuple[Any, ...], cov: np.ndarray, seed: int | None) -> di
     )
     # What an exact chain would cost is worked out for built-in models.
     if known and all(site.model is None for site in known):
-        what += exact_words(
-            min(exact_cost(model_of(s.potential), s.budget, _rows(s, scale), len(members)) for s in known)
-        )
+        rows = [scale[own_index(site, len(cov))] for site in known]
+        pairs = zip(known, rows, strict=True)
+        what += exact_words(min(exact_cost(model_of(s.potential), s.budget, r, len(members)) for s, r in pairs))
     if sharing := [site for site in known if site.shares_noise]:
         assert sharing[0].budget is not None
         what += f" {shared_words(len(sharing), sharing[0].budget.colluding or 0)}"
@@ -191,13 +181,8 @@ def _settings(members: tuple[Any, ...], cov: np.ndarray, seed: int | None) -> di
         "duration": float(DRAWS),
         "seed": seed,
         "sites": [site.name for site in members],
-        "versions": {name: metadata.version(name) for name in ("fedpdmc", "jax", "jaxlib", "numpy", "equinox")},
+        "versions": versions(),
     }
-
-
-def _rows(site: Any, scale: np.ndarray) -> np.ndarray:
-    """The scale of the parameters that a site's records depend on."""
-    return scale if site.coordinates is None else scale[site.coordinates]
 
 
 def exact_cost(model: ModelFacts, budget: Any, rows: np.ndarray, sites: int) -> float:
@@ -222,12 +207,16 @@ def _posterior(
     members: tuple[Any, ...], drawn: np.ndarray, names: list[str], settings: dict[str, Any], traffic: np.ndarray
 ) -> Posterior:
     """Independent draws, stored as those of a run are."""
-    dim = drawn.shape[-1]
+    dim, accounts = drawn.shape[-1], {}
     pivot, flat = drawn[0, 0], drawn.reshape(-1, dim)
     off = flat - pivot
     dynamics = Boomerang()
     moments = Moments(float(len(flat)), off.sum(0), off.T @ off, pivot)
-    store = DrawStore.of(dynamics.flow, moments, drawn, 0.0, float(DRAWS), 1.0)
+    store = DrawStore(dynamics.flow, moments, drawn, 0.0, float(DRAWS), 1.0)
+    for site in members:
+        if isinstance(site, Site) and isinstance(budget := site.budget, Budget):
+            where = {"dataset": budget.account_name, "study": budget.study}
+            accounts[site.name] = account_report(release_status(site), budget, dynamics) | where
     counts = {
         "rounds": len(ONE_SHOT.steps),
         "messages": traffic[0],
@@ -235,15 +224,7 @@ def _posterior(
         "events": np.zeros(CHAINS, np.int64),
         "gradient_evaluations": np.zeros(len(members), np.int64),
         "certified": False,
-        "privacy": {s.name: _report(s) for s in members if isinstance(s, Site) and s.budget is not None},
+        "privacy": accounts,
     }
     reference = Reference(jnp.zeros(dim), jnp.ones(dim))
     return Posterior(store, reference, dynamics, names, counts, settings, variables=variables(members, names))
-
-
-def _report(site: Site) -> dict[str, Any]:
-    """The site's account, in the form of a run's report."""
-    budget = site.budget
-    assert isinstance(budget, Budget)
-    where = {"dataset": budget.account_name, "study": budget.study}
-    return account_report(release_status(site), budget, Boomerang()) | where

@@ -57,34 +57,25 @@ def replace_if_unsuited(method: Method) -> Method:
     if not method.open_dynamics or not method.few_rounds or method.constraints is not None:
         return method
     report("checking the tails")
-    walked = any(site.name == PRIOR_SITE for site in method.sites)
-    rate = site_event_rate(method.own_sites, None if walked else method.prior, method.control, method.reference)
+    prior = None if any(site.name == PRIOR_SITE for site in method.sites) else method.prior
+    rate = site_event_rate(method.own_sites, prior, method.control, method.reference)
     if rate is not None and rate > LINES_EVENTS * method.dim:
         reason = f"the sites would have {rate:.2g} events per unit of process time in the long run"
-        better = on_lines(method, reason, "before the burn-in")
-        if better is not None:
+        if better := on_lines(method, reason, "before the burn-in"):
             return better
-    prior = None if walked else method.prior
     name, slope = flattest_tail(method.own_sites, prior, method.control, method.reference, method.names)
     narrow = method.reference.narrow
     covered = method.reference.wide is not None and (narrow is None or narrow[1] <= NARROW or method.reference.ridged)
     if slope < (LEAST_COVERED if covered else LEAST_SLOPE):
         reason = f"the density of {name} falls by only e^-{max(slope, 0.0):.2g} {FLAT_TAIL}"
-        better = on_lines(method, reason, "before the burn-in")
-        if better is not None:
+        if better := on_lines(method, reason, "before the burn-in"):
             return better
-    return with_enough_chains(method.replace(site_event_rate=rate))
-
-
-def with_enough_chains(method: Method) -> Method:
-    """Twice as many chains where sites have many events and the user left their number open.
-
-    Rounds are those of the chain with the most events, and they grow with the time that each chain is run.
-    """
-    rate, chains = method.site_event_rate, 2 * method.chains
-    if not method.open_chains or rate is None or rate < FREQUENT_EVENTS or chains > MOST_CHAINS:
-        return method
-    return method.replace(chains=chains, segments=usual_segments(method.sites, chains))
+    # Twice as many chains where sites have many events and the user left their number open: rounds are those of the chain
+    # with the most events, and they grow with the time that each chain is run.
+    chains = 2 * method.chains
+    if method.open_chains and rate is not None and rate >= FREQUENT_EVENTS and chains <= MOST_CHAINS:
+        method = method.replace(chains=chains, segments=usual_segments(method.sites, chains))
+    return method.replace(site_event_rate=rate)
 
 
 @double_precision
@@ -107,15 +98,13 @@ def flattest_tail(
     ways = np.concatenate([np.diag(spread), scale.T])
     ways = np.concatenate([ways, -ways])
     points = np.asarray(reference.center) + np.asarray(TAIL)[:, None, None] * ways
-    energy = np.zeros(points.shape[:2]) if prior is None else _quadratic(prior, points)
     # In the shape of all rays, of which only the first are filled, so that nothing is compiled again.
     count = -(-points[..., 0].size // (NEAR + FAR))
     rays = np.zeros((max(2 * _pairs(sites, dim), count), NEAR + FAR, dim))
     rays.reshape(-1, dim)[: points[..., 0].size] = points.reshape(-1, dim)
-    for site in sites:
-        value = _along_site(site, control, reference, rays, count)[0]
-        energy = energy + value.ravel()[: points[..., 0].size].reshape(points.shape[:2])
     with np.errstate(invalid="ignore"):
+        energy = _along_rays(sites, prior, control, reference, rays, count)[0]
+        energy = energy.ravel()[: points[..., 0].size].reshape(points.shape[:2])
         slope = np.diff(energy, axis=0)[0] / (TAIL[1] - TAIL[0])
     slope = np.where(np.isnan(slope), np.inf, slope)
     least = int(np.argmin(slope))
@@ -139,16 +128,15 @@ def site_event_rate(
     pairs = _pairs(sites, dim)
     if dim > 1 and pairs < LEAST_PAIRS:
         return None
-    radii, steps = _distances(dim)
+    # Distances from the mode, even where a Gaussian has its mass and growing beyond, and the weights of a midpoint rule.
+    near = 2 * np.sqrt(dim) + 6.0
+    edges = np.concatenate([np.linspace(0.0, near, NEAR + 1), np.geomspace(near, FARTHEST, FAR + 1)[1:]])
+    radii, steps = (edges[1:] + edges[:-1]) / 2, np.diff(edges)
     rays = np.random.default_rng(0).standard_normal((pairs, dim))
     rays = np.concatenate([rays, -rays]) / np.linalg.norm(np.concatenate([rays, rays]), axis=1, keepdims=True)
     points = reference.to_x(rays[:, None, :] * radii[:, None])
-    energy = np.zeros(points.shape[:2]) if prior is None else _quadratic(prior, points)
-    rate = np.zeros(points.shape[:2])
     with np.errstate(invalid="ignore", over="ignore"):
-        for site in sites:
-            value, slope = _along_site(site, control, reference, points, len(points))
-            energy, rate = energy + value, rate + slope
+        energy, rate = _along_rays(sites, prior, control, reference, points, len(points))
         log_weight = np.log(steps) + (dim - 1) * np.log(radii) - np.where(np.isnan(energy), np.inf, energy)
         weight = np.exp(log_weight - log_weight.max())
     if not np.all(np.isfinite(weight)):
@@ -166,25 +154,18 @@ def _pairs(sites: tuple[Site, ...], dim: int) -> int:
     return 1 if dim == 1 else min(PAIRS, int(MOST_VALUES / work))
 
 
-def _along_site(site: Site, control: dict[str, ControlVariate], reference: Reference, points: np.ndarray, count: int):
-    """Values of a site's potential, and norms of its whitened gradient minus the control variate's, on the first rays."""
-    own = slice(None) if site.coordinates is None else np.asarray(site.coordinates)
-    quadratic = control[site.name].quadratic if site.name in control else None
-    rows = np.asarray(reference.matrix)[own]
-    found = _along(bare(site.potential), quadratic, points[..., own], rows, np.int64(count))
-    return tuple(np.asarray(x) for x in found)
-
-
-def _quadratic(prior: Quadratic, x: np.ndarray) -> np.ndarray:
-    """The prior's values."""
-    return np.sum(x * (0.5 * x @ np.asarray(prior.precision) + np.asarray(prior.linear)), -1)
-
-
-def _distances(dim: int) -> tuple[np.ndarray, np.ndarray]:
-    """Distances from the mode, even where a Gaussian has its mass and growing beyond, and the weights of a midpoint rule."""
-    near = 2 * np.sqrt(dim) + 6.0
-    edges = np.concatenate([np.linspace(0.0, near, NEAR + 1), np.geomspace(near, FARTHEST, FAR + 1)[1:]])
-    return (edges[1:] + edges[:-1]) / 2, np.diff(edges)
+def _along_rays(sites, prior, control, reference, points: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """U at points, and the sum over sites of norms of whitened gradients less the control variates', on the first rays."""
+    energy = rate = np.zeros(points.shape[:2])
+    if prior is not None:
+        energy = np.sum(points * (0.5 * points @ np.asarray(prior.precision) + np.asarray(prior.linear)), -1)
+    for site in sites:
+        own = slice(None) if site.coordinates is None else np.asarray(site.coordinates)
+        quadratic = control[site.name].quadratic if site.name in control else None
+        rows = np.asarray(reference.matrix)[own]
+        value, slope = _along(bare(site.potential), quadratic, points[..., own], rows, np.int64(count))
+        energy, rate = energy + np.asarray(value), rate + np.asarray(slope)
+    return energy, rate
 
 
 @once
@@ -227,20 +208,13 @@ class Unsuitable(Exception):
 class Distance:
     """Monitors a run of the few-rounds method and warns once, as soon as it is seen, that its reference is far off.
 
-    Parameters
-    ----------
-    chains, dim : int
-    remedy : str
-        What the warning advises.
-
-    Attributes
-    ----------
-    deciding : bool
-        Whether another method can still be chosen: then `Unsuitable` is raised instead of a warning.
+    ``remedy`` is what the warning advises. While ``deciding``, another method can still be chosen: then `Unsuitable` is
+    raised instead of a warning. One that is not ``active`` says nothing.
     """
 
-    def __init__(self, chains: int, dim: int = 1, remedy: str = REMEDY):
-        self.chains, self.dim, self.remedy, self.told, self.deciding = chains, dim, remedy, False, False
+    def __init__(self, chains: int, dim: int = 1, remedy: str = REMEDY, active: bool = True):
+        self.chains, self.dim, self.remedy, self.active = chains, dim, remedy, active
+        self.warned = self.deciding = False
         self._began: tuple[float, int, int] | None = None
 
     def tick(self, tick: Tick) -> None:
@@ -293,8 +267,8 @@ class Distance:
     def _tell(self, reason: str) -> None:
         if self.deciding:
             raise Unsuitable(reason)
-        if not self.told:
-            self.told = True
+        if self.active and not self.warned:
+            self.warned = True
             warn(f"The posterior is far from its reference: {reason}. {self.remedy}")
 
 
@@ -349,22 +323,12 @@ def remedies(method: Method) -> str | None:
 class CostEstimate:
     """A text about the expected cost of a run; warns if it is high, and again when the estimate has grown.
 
-    Parameters
-    ----------
-    remedies : str or None
-        What to do about many rounds; None: no warning.
-    usual_chains : bool
-        Whether the package chose the number of chains.
-
-    Attributes
-    ----------
-    burn_in : int
-        Rounds of the burn-in, which count as cost too.
+    ``remedies`` are for many rounds; None: no warning. ``usual_chains``: the package chose their number. ``burn_in`` are the
+    rounds of the burn-in, which count as cost too.
     """
 
     def __init__(self, remedies: str | None, usual_chains: bool = False):
-        self.remedies, self._told = remedies, 0.0
-        self.burn_in = 0
+        self.remedies, self._told, self.burn_in = remedies, 0.0, 0
         self._many = MANY_WITH_USUAL_CHAINS if usual_chains else MANY_ROUNDS
 
     def tell(self, rounds: float, seconds: float | None, goal: str, far: bool = False) -> str:
@@ -386,24 +350,10 @@ class CostEstimate:
 class GivenUp(NamedTuple):
     """The cost of an abandoned burn-in: rounds, plans and segments of all chains, passes of each site."""
 
-    rounds: int
-    plans: int
-    segments: int
-    passes: np.ndarray
-
-    @classmethod
-    def nothing(cls, sites: int) -> GivenUp:
-        """No burn-in was abandoned."""
-        return cls(0, 0, 0, np.zeros(sites, np.int64))
-
-
-def turn_bytes(plans: int, sent: int, flips: bool) -> tuple[int, int]:
-    """Size of plans whose segments the site computes itself, and the largest size of their arrivals.
-
-    Of each plan: the chain, its number and that of the next turn, four bytes each; the start, the velocity, the time to the
-    turn and to the horizon.
-    """
-    return plans * (12 + 8 * (2 * sent + 2)), plans * (8 + 1 + 8 * (1 if flips else sent))
+    rounds: int = 0
+    plans: int = 0
+    segments: int = 0
+    passes: np.ndarray | int = 0
 
 
 def message_bytes(plans: int, segments: int, sent: int, flips: bool, share: bool = False) -> tuple[int, int]:
@@ -443,7 +393,10 @@ def _bytes(method: Method, engine: Engine, given_up: GivenUp, site: Member, plan
     if given_up.plans:
         made += sum(message_bytes(given_up.plans, given_up.segments, sent, False, share))
     if engine.coordinator.schedule(engine.state, engine.state.t) is not None and columns is None:
-        return made + sum(turn_bytes(plans, sent, method.dynamics.flips))
+        # Of each plan: the chain, its number and that of the next turn, four bytes each; start and velocity, the time to
+        # the turn and to the horizon. Of an arrival a time, a flag, and a coordinate or a velocity.
+        mark = 1 if method.dynamics.flips else sent
+        return made + plans * (12 + 8 * (2 * sent + 2)) + plans * (8 + 1 + 8 * mark)
     # A site that is not asked in every round is also sent the last velocity, for the time after the plan.
-    segments = plans * (method.segments + 1) if engine.selective else int(engine.planned.sum())
+    segments = plans * (method.segments + 1) if engine.selective else int(engine.state.planned.sum())
     return made + sum(message_bytes(plans, segments, sent, method.dynamics.flips, share))

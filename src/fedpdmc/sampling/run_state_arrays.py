@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from importlib import metadata
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -29,62 +30,47 @@ if TYPE_CHECKING:
     from fedpdmc.sampling.defaults import Method
 
 # Choices of a method that are plain values.
-CHOICES = (
-    "prior_at", "reference_name", "control_name", "seed", "segments", "bounds", "chosen", "first_plan", "chain_time",
-    "wide_starts",
-)  # fmt: skip
-# What is kept of every chain; the shares of a prior only where it is redistributed, its scales where it has them, and the
-# next turn where there are turns.
-STATE, TURN = ("a", "v", "t", "number", "events", "site_events", "planned"), ("wait", "number")
-OF_PRIOR = ("share", "scales")
+CHOICES = "prior_at reference_name control_name seed segments bounds chosen first_plan wide_starts".split()
 LIMITS = ("constraints_A", "constraints_b")
+
+
+def versions() -> dict[str, str]:
+    """Versions of what decides the bits of a run."""
+    return {name: metadata.version(name) for name in ("fedpdmc", "jax", "jaxlib", "numpy", "equinox")}
 
 
 class Position(NamedTuple):
     """The position of a run between two blocks.
 
     Every random number is a function of a key, a chain and the number of a plan, so this and the keys decide what follows.
-
-    Attributes
-    ----------
-    chains : State
-    rounds : int
-        Rounds so far.
-    asked : (2, sites)
-        Of each site: exchanges that it took part in, and plans of single chains that it was sent.
-    passes, violations : (sites,)
-        Passes over each site's records, and rates seen above bounds that are not certified.
-    burn_in_events : (chains,)
-        Jumps of each chain in the burn-in.
     """
 
     chains: State
-    rounds: int
-    asked: np.ndarray
-    passes: np.ndarray
-    violations: np.ndarray
-    burn_in_events: np.ndarray
+    rounds: int  # so far
+    asked: np.ndarray  # (2, sites): exchanges of each site, and plans of single chains that it was sent
+    passes: np.ndarray  # (sites,): over each site's records
+    violations: np.ndarray  # (sites,): rates seen above bounds that are not certified
+    burn_in_events: np.ndarray  # (chains,): jumps in the burn-in
 
 
 def pack_position(position: Position) -> dict[str, np.ndarray]:
-    """A position as arrays."""
-    arrays = {f"state_{name}": np.asarray(getattr(position.chains, name)) for name in STATE}
-    own = {name: getattr(position.chains, name) for name in OF_PRIOR}
-    arrays |= {f"state_{name}": np.asarray(value) for name, value in own.items() if value is not None}
-    if position.chains.turn is not None:
-        arrays |= {f"turn_{name}": np.asarray(getattr(position.chains.turn, name)) for name in TURN}
-    counts = {name: np.asarray(getattr(position, name)) for name in Position._fields[2:]}
-    return arrays | counts | {"rounds": np.asarray([position.rounds])}
+    """A position as arrays; what chains do not have is left out: shares or scales of a prior, turns."""
+    state = position.chains
+    arrays = {f"turn_{name}": value for name, value in ({} if state.turn is None else vars(state.turn)).items()}
+    arrays |= {f"state_{name}": value for name, value in vars(state).items() if name != "turn" and value is not None}
+    arrays |= {name: getattr(position, name) for name in Position._fields[2:]}
+    return {name: np.asarray(value) for name, value in arrays.items()} | {"rounds": np.asarray([position.rounds])}
 
 
 def unpack_position(arrays: dict[str, np.ndarray]) -> Position:
     """A position from arrays."""
-    known = [*STATE, *(name for name in OF_PRIOR if f"state_{name}" in arrays)]
-    chains = {name: jnp.asarray(arrays[f"state_{name}"]) for name in known}
+
+    def of(prefix: str) -> dict[str, Any]:
+        return {k.removeprefix(prefix): jnp.asarray(x) for k, x in arrays.items() if k.startswith(prefix)}
+
     counts = {name: np.asarray(arrays[name]) for name in Position._fields[2:]}
-    turn = Turn(*(jnp.asarray(arrays[f"turn_{name}"]) for name in TURN)) if f"turn_{TURN[0]}" in arrays else None
-    chains = State(**chains, turn=turn)
-    return Position(chains, int(arrays["rounds"][0]), **counts)
+    turn = Turn(**own) if (own := of("turn_")) else None
+    return Position(State(**of("state_"), turn=turn), int(arrays["rounds"][0]), **counts)
 
 
 def pack_control(control: dict[str, ControlVariate], prefix: str = "") -> tuple[dict[str, int], dict[str, np.ndarray]]:
@@ -193,7 +179,11 @@ def identify(sites: Sequence[Site], prior: Quadratic | MixturePrior | None, redi
         }
         for site in sites
     ]
-    return {"sites": members, "prior": _prior(prior, redistribution)}
+    if prior is None:
+        return {"sites": members, "prior": None}
+    digest = hashlib.sha256(repr(float(redistribution)).encode())
+    _feed(digest, prior if isinstance(prior, MixturePrior) else [np.asarray(prior.precision), np.asarray(prior.linear)])
+    return {"sites": members, "prior": digest.hexdigest()}
 
 
 def site_fingerprint(site: Site) -> str:
@@ -225,17 +215,6 @@ def _feed(digest, value: Any) -> None:
         digest.update(repr(value).encode())
 
 
-def _prior(prior: Quadratic | MixturePrior | None, redistribution: float) -> str | None:
-    if prior is None:
-        return None
-    digest = hashlib.sha256(repr(float(redistribution)).encode())
-    if isinstance(prior, MixturePrior):
-        _feed(digest, prior)
-    else:
-        _feed(digest, [np.asarray(prior.precision), np.asarray(prior.linear)])
-    return digest.hexdigest()
-
-
 def members_of(
     state: RunState, names: list[str], sites: Any, prior: Any
 ) -> tuple[tuple[Site, ...], Quadratic | None, float]:
@@ -255,8 +234,8 @@ def members_of(
         Names the argument, and the site, that is not as it was.
     """
     rate = prior.rate if isinstance(prior, Redistributed) else 0.0
-    told = sites.prior if prior is None and isinstance(sites, DescribedSites) else prior
-    members, prior, dim = resolve_members(sites, told, None, names)
+    given_prior = sites.prior if prior is None and isinstance(sites, DescribedSites) else prior
+    members, prior, dim = resolve_members(sites, given_prior, None, names)
     if dim != len(names):
         raise InputError(
             "sites", f"models of {dim} parameters", f"The posterior has {len(names)}: {', '.join(names)}. {AS_BEFORE}."
@@ -264,49 +243,34 @@ def members_of(
     own = [site for site in members if isinstance(site, Site)]
     if prior is not None and state.facts["prior_at"] == "extra":
         own.append(PriorSite(prior))
-    return _in_order(state, own, told if isinstance(told, MixturePrior) else prior, rate), prior, rate
-
-
-def _in_order(
-    state: RunState, sites: Sequence[Site], prior: Quadratic | MixturePrior | None, redistribution: float
-) -> tuple[Site, ...]:
-    known = {one["name"]: one for one in state.facts["sites"]}
-    given = {site.name: site for site in sites}
-    if (PRIOR_SITE in known) != (PRIOR_SITE in given) or _prior(prior, redistribution) != state.facts["prior"]:
-        found = (
-            "None, a flat prior" if prior is None and PRIOR_SITE not in given else "another prior than that of the run"
-        )
-        raise InputError("prior", found, "Give the prior that sample() was given.")
-    if set(known) != set(given):
-        raise InputError(
-            "sites", f"{len(given)} named {_list(given)}", f"The run has {len(known)}: {_list(known)}. {AS_BEFORE}."
-        )
-    for name, one in known.items():
-        _check_site(given[name], one, state.facts["versions"])
-    return tuple(given[name] for name in known)
-
-
-def _list(names: Mapping[str, Any]) -> str:
-    return ", ".join(sorted(name for name in names if name != PRIOR_SITE))
-
-
-def _check_site(site: Site, known: dict[str, Any], versions: dict[str, str]) -> None:
-    argument = f"sites ({site.name!r})"
-    coordinates = None if site.coordinates is None else site.coordinates.tolist()
-    if coordinates != known["coordinates"]:
-        raise InputError(argument, f"coordinates={coordinates}", f"The run has {known['coordinates']}. {AS_BEFORE}.")
-    if (site.budget is not None) != known["private"]:
-        found = "no privacy budget" if known["private"] else "a privacy budget"
-        raise InputError(argument, found, f"It is not as the run began. {AS_BEFORE}.")
-    if known["private"]:
-        return
-    if site.model is not None:
-        check_unchanged(site.model, site.dim, site.name)
-    if site_fingerprint(site) != known["fingerprint"]:
-        remedy = f"{AS_BEFORE}, or sample again."
+    for site in own:
         if site.model is not None:
-            remedy += f" A function is known by the program that JAX {versions['jax']} traced it to."
-        raise InputError(argument, "another model or other records than those of the run", remedy)
+            check_unchanged(site.model, site.dim, site.name)
+    found = identify(own, given_prior if isinstance(given_prior, MixturePrior) else prior, rate)
+    given = {site.name: site for site in own}
+    known = {one["name"]: one for one in state.facts["sites"]}
+    if (PRIOR_SITE in known) != (PRIOR_SITE in given) or found["prior"] != state.facts["prior"]:
+        flat = prior is None and PRIOR_SITE not in given
+        what = "None, a flat prior" if flat else "another prior than that of the run"
+        raise InputError("prior", what, "Give the prior that sample() was given.")
+    if set(known) != set(given):
+        one, other = (", ".join(sorted(set(names) - {PRIOR_SITE})) for names in (given, known))
+        raise InputError("sites", f"{len(given)} named {one}", f"The run has {len(known)}: {other}. {AS_BEFORE}.")
+    for now in found["sites"]:
+        site, before = given[now["name"]], known[now["name"]]
+        argument = f"sites ({site.name!r})"
+        if now["coordinates"] != before["coordinates"]:
+            remedy = f"The run has {before['coordinates']}. {AS_BEFORE}."
+            raise InputError(argument, f"coordinates={now['coordinates']}", remedy)
+        if now["private"] != before["private"]:
+            what = "no privacy budget" if before["private"] else "a privacy budget"
+            raise InputError(argument, what, f"It is not as the run began. {AS_BEFORE}.")
+        if now["fingerprint"] != before["fingerprint"]:
+            remedy = f"{AS_BEFORE}, or sample again."
+            if site.model is not None:
+                remedy += f" A function is known by the program that JAX {state.facts['versions']['jax']} traced it to."
+            raise InputError(argument, "another model or other records than those of the run", remedy)
+    return tuple(given[name] for name in known), prior, rate
 
 
 def check_ledger(site: Site, run: str) -> None:

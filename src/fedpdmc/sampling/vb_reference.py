@@ -13,10 +13,10 @@ from fedpdmc.console.warnings import warn
 from fedpdmc.members.site import Member
 from fedpdmc.models.mixture_prior import StandIn
 from fedpdmc.results.verdict import NARROW
-from fedpdmc.sampling.bent_spreads import Bending, bendable, bending, profile_points
+from fedpdmc.sampling.bent_spreads import AWAY, bendable, bending
 from fedpdmc.sampling.laplace_reference import Search, begin_search, noisy_laplace
 from fedpdmc.sampling.mode_search import Mode, Point, positive_definite, root_of_inverse
-from fedpdmc.whitening import LAPLACE, VB, Reference, Starts
+from fedpdmc.whitening import LAPLACE, VB, Bend, Reference, Starts
 
 # Averages replace the search for the mode when its next step is shorter than this many standard deviations. An averaged
 # round is a Newton round too. Logistic regressions of 1,000 to 20,000 records and 6 to 100 parameters then take 3 to 8
@@ -158,35 +158,17 @@ def search_vb(
     for wanted in tolerances:
         mode = search.mode(wanted, reach)
         rounds += mode.rounds
+        begins = [(search, mode, None)]
         if spreads and wanted == begin and _may_bend(points, rounds, spreads):
             made = bending(search, mode, spreads)
             rounds += made.rounds
-            if made.bend is not None:
-                found, averaged = _average(made.search, made.start, _left(points, rounds))
-                rounds += averaged
-                if found is not None:
-                    tails = Tails(made.search, found)
-                    if points is None:
-                        tails.measure(None)
-                    return _bent(made, found, rounds + tails.rounds, tails), found.point.x, found.spread
-        found, averaged = _average(search, mode, _left(points, rounds))
-        rounds += averaged
-        if found is not None:
-            why = f"the last of {averaged} averages moved mean or precision by {found.moved:.2g} standard deviations"
-            tails = Tails(search, found)
-            whole = all(site.coordinates is None for site in search.sites)
-            if points is not None or not whole:
-                # Sites that see some parameters only have no share in other directions.
-                tails.guess(mode.point, whole)
-            elif tails.skewed(mode.point):
-                tails.measure(mode.point)
-                rounds += tails.rounds
-            if tails.wide.size:
-                reference = _wider(search, found.point, rounds, why + _say_wide(tails.wide), 1.0, tails.wide)
-                return tails.starting(reference, found), found.point.x, found.spread
-            kept, said = _part_kept(mode.point, found, _rounding(search, found.scale))
-            reference = _wider(search, found.point, rounds, why + said, kept)
-            return dataclasses.replace(reference, **tails.left), found.point.x, found.spread
+            begins = begins if made.bend is None else [(made.search, made.start, made.bend), *begins]
+        for where, start_at, bent in begins:
+            # How many averages a contract still allows.
+            found, averaged = _average(where, start_at, None if points is None else points - rounds - 1)
+            rounds += averaged
+            if found is not None:
+                return _reference(where, found, mode.point, rounds, averaged, bent, points), found.point.x, found.spread
         search = search._replace(start=mode.point.x)
     here, step, _ = mode
     if points is not None:
@@ -198,14 +180,9 @@ def search_vb(
     return search.reference(here, here.x + step, scale, rounds, LAPLACE, why), here.x, None
 
 
-def _left(points: int | None, rounds: int) -> int | None:
-    """How many averages a contract still allows."""
-    return None if points is None else points - rounds - 1
-
-
 def _may_bend(points: int | None, rounds: int, spreads: tuple[int, ...]) -> bool:
     """Whether a contract allows a profile and an average, another one if that cannot be used, and the exact one."""
-    needed = rounds + profile_points(spreads) + 3
+    needed = rounds + len(spreads) * len(AWAY) + 3
     if points is None or needed <= points:
         return True
     warn(
@@ -217,15 +194,42 @@ def _may_bend(points: int | None, rounds: int, spreads: tuple[int, ...]) -> bool
     return False
 
 
-def _bent(made: Bending, found: Averaged, rounds: int, tails: Tails) -> Reference:
-    """The reference in coordinates in which log spreads are bent."""
-    why = f"log spreads are bent; the last average moved mean or precision by {found.moved:.2g} standard deviations"
-    if tails.wide.size:
-        reference = _wider(made.search, found.point, rounds, why + _say_wide(tails.wide), 1.0, tails.wide)
-        reference = tails.starting(reference, found)
+def _reference(
+    search: Search, found: Averaged, before: Point, rounds: int, averaged: int, bent: Bend | None, points: int | None
+) -> Reference:
+    """The reference of the last average, made wider as the posterior's tails are; ``before`` is the last point before it."""
+    tails, kept = Tails(search, found), 1.0
+    moved = f"moved mean or precision by {found.moved:.2g} standard deviations"
+    why = (
+        f"the last of {averaged} averages {moved}"
+        if bent is None
+        else f"log spreads are bent; the last average {moved}"
+    )
+    whole = all(site.coordinates is None for site in search.sites)
+    if bent is None and (points is not None or not whole):
+        # Sites that see some parameters only have no share in other directions.
+        tails.guess(before, whole)
+    elif bent is None and tails.skewed(before):
+        tails.measure(before)
+    elif bent is not None and points is None:
+        tails.measure(None)
+    if count := tails.wide.shape[1]:
+        why += f"; it is wider in {count} direction{'s' * (count > 1)}, as the posterior's tails are"
+    elif bent is None:
+        kept, words = _part_kept(before, found, _rounding(search, found.scale))
+        why += words
+    rounds += tails.rounds
+    if bent is None or count:
+        reference = _wider(search, found.point, rounds, why, kept, tails.wide if count else None)
     else:
-        reference = made.search.reference(found.point, found.center, found.scale, rounds, VB, why)
-    return dataclasses.replace(reference, bend=made.bend, **tails.left)
+        reference = search.reference(found.point, found.center, found.scale, rounds, VB, why)
+    starts = None
+    if count:
+        # Chains start from the Gaussian before it was widened, stretched towards the tails.
+        forms, moves = (np.array(part).T for part in zip(*tails.stretch, strict=True))
+        starts = Starts(found.scale, forms, moves)
+    ridged = tails.straight <= NARROW
+    return dataclasses.replace(reference, bend=bent, starts=starts, narrow=tails.narrow, ridged=ridged)
 
 
 @double_precision
@@ -323,15 +327,9 @@ class Tails:
             self._note(scale @ shift, (1 + GUESSED * unseen) / widest)
 
     def _take_off(self, dual: np.ndarray, ratio: float, now: float) -> None:
-        """Widen the variance along a direction, which is ``now``, to a ratio."""
         column = dual * np.sqrt((1 - now / ratio) / now)
         self.wide = np.c_[self.wide, column]
         self.precision = self.precision - np.outer(column, column)
-
-    @property
-    def left(self) -> dict[str, Any]:
-        """What the reference is told of tails that are wider than it."""
-        return {"narrow": self.narrow, "ridged": self.straight <= NARROW}
 
     def _note(self, way: np.ndarray, ratio: float, ridge: bool = False) -> None:
         """Keep the parameter that moves most along the direction with the widest tail."""
@@ -365,13 +363,7 @@ class Tails:
                 of.append(f"change {k}")
         return ways, of
 
-    def starting(self, reference: Reference, found: Averaged) -> Reference:
-        """A reference whose chains start from the Gaussian before it was widened, stretched towards the tails."""
-        forms, moves = (np.array(part).T for part in zip(*self.stretch, strict=True))
-        return dataclasses.replace(reference, starts=Starts(found.scale, forms, moves), **self.left)
-
     def _widen(self, ways: list[np.ndarray], of: list[str]) -> None:
-        """Widen along directions of unit variance, as the larger of the tails of each needs."""
         ratios = [_ratio(slope) for slope in self._slopes(ways)]
         if max(ratios) < WORTH_IT:
             return
@@ -385,7 +377,7 @@ class Tails:
             own = [i for i in range(len(of)) if of[i] == k]
             best = max(own, key=lambda i: ratios[i])
             # The variance along the direction, which others may have widened.
-            dual = self._unit_dual(ways[best])
+            dual = self.first @ ways[best]
             now = float(dual @ np.linalg.solve(self.precision, dual))
             most = MOST_TAIL * float(dual @ np.linalg.solve(self.first, dual))
             if ratios[best] > most:
@@ -400,13 +392,9 @@ class Tails:
             for i in own:
                 if min(ratios[i], most) >= LEAST_TAIL * now:
                     more = np.sqrt(min(ratios[i], most) / now) - 1
-                    self.stretch.append((self._unit_dual(ways[i]), more * ways[i]))
+                    self.stretch.append((self.first @ ways[i], more * ways[i]))
         if self.wide.size:
             self._follow_ridges(ways)
-
-    def _unit_dual(self, way: np.ndarray) -> np.ndarray:
-        """The linear form that is one along a direction of unit variance and zero across it."""
-        return self.first @ way
 
     def _slopes(self, ways: Sequence[np.ndarray]) -> list[float]:
         """Slopes of U along directions, where U is least across them: by a Newton step, and a look whether it was one."""
@@ -491,7 +479,7 @@ class Tails:
 
     def _narrowness(self, way: np.ndarray, at: Point) -> float:
         """Half the log determinant of the curvature across a direction."""
-        basis = np.linalg.svd(self._unit_dual(way)[:, None])[0][:, 1:]
+        basis = np.linalg.svd((self.first @ way)[:, None])[0][:, 1:]
         return 0.5 * float(np.linalg.slogdet(positive_definite(basis.T @ at.hessian @ basis))[1]) if basis.size else 0.0
 
     def _across(self, way: np.ndarray, at: Point) -> tuple[float, np.ndarray]:
@@ -499,7 +487,7 @@ class Tails:
         if not (np.all(np.isfinite(at.gradient)) and np.all(np.isfinite(at.hessian))):
             return np.nan, np.zeros_like(way)
         # A basis of what is uncorrelated with the direction: the dual form is zero on it.
-        dual = self._unit_dual(way)
+        dual = self.first @ way
         basis = np.linalg.svd(dual[:, None])[0][:, 1:]
         if not basis.size:
             return float(way @ at.gradient), np.zeros_like(way)
@@ -508,7 +496,6 @@ class Tails:
         return float(way @ at.gradient - way @ at.hessian @ basis @ move), -basis @ move
 
     def _ask(self, points: list[np.ndarray]) -> list[Point]:
-        """One round for all points."""
         self.rounds += 1
         return [self.search.ask(point) for point in points]
 
@@ -523,10 +510,6 @@ def _ratio(slope: float) -> float:
     if np.isnan(slope):
         return 1.0
     return max(TAIL / slope, 1.0) if slope > TAIL / FLATTEST else FLATTEST
-
-
-def _say_wide(wide: np.ndarray) -> str:
-    return f"; it is wider in {wide.shape[1]} direction{'s' * (wide.shape[1] > 1)}, as the posterior's tails are"
 
 
 def _wider(search: Search, at: Point, rounds: int, why: str, kept: float, wide: np.ndarray | None = None) -> Reference:
@@ -596,9 +579,9 @@ def _average(search: Search, mode: Mode, most: int | None) -> tuple[Averaged | N
     x, spread = mode.point.x + mode.step, root_of_inverse(positive_definite(mode.point.hessian))
     before, allowed = None, MOST_AVERAGED if most is None else max(min(MOST_AVERAGED, most), 1)
     for made in range(1, allowed + 1):
-        now = _judged(search.ask(x, spread), spread)
+        now = _next_gaussian(search.ask(x, spread), spread)
         if not np.isfinite(now.divergence) or (before is not None and now.divergence > before.divergence + RISE):
-            return _usable(before), made
+            break
         ratio = 0.0 if before is None else now.moved / before.moved
         left = now.moved if before is None else now.moved * ratio / (1 - ratio) if ratio < SLOW else np.inf
         if left <= SETTLED:
@@ -606,22 +589,13 @@ def _average(search: Search, mode: Mode, most: int | None) -> tuple[Averaged | N
         before, x, spread = now, now.center, now.scale
         if ratio >= SLOW:
             x = (now.point.x + now.center) / 2
-            spread = root_of_inverse(positive_definite((now.point.hessian + _precision(now.spread)) / 2))
-    return _usable(before), allowed
+            inverse = np.linalg.inv(now.spread)
+            spread = root_of_inverse(positive_definite((now.point.hessian + inverse.T @ inverse) / 2))
+    # The last average, unless the search is still on its way.
+    return (before if before is not None and before.moved <= STILL_USABLE else None), made
 
 
-def _usable(last: Averaged | None) -> Averaged | None:
-    """The last average, unless the search is still on its way."""
-    return last if last is not None and last.moved <= STILL_USABLE else None
-
-
-def _precision(scale: np.ndarray) -> np.ndarray:
-    """``(S Sᵀ)⁻¹``."""
-    inverse = np.linalg.inv(scale)
-    return inverse.T @ inverse
-
-
-def _judged(point: Point, spread: np.ndarray) -> Averaged:
+def _next_gaussian(point: Point, spread: np.ndarray) -> Averaged:
     """What an averaged round says; with an infinite divergence if it cannot be used."""
     dim, nothing = len(point.x), Averaged(point, spread, point.x, spread, np.inf, np.inf)
     if not (np.isfinite(point.value) and np.all(np.isfinite(point.gradient)) and np.all(np.isfinite(point.hessian))):

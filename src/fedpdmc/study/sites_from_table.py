@@ -26,7 +26,7 @@ from fedpdmc.models.model_file.model import Model
 from fedpdmc.models.model_file.program import Source
 from fedpdmc.models.user_function import Variables
 from fedpdmc.results import arviz_export
-from fedpdmc.results.report.report_page import MANY_DROPPED
+from fedpdmc.results.report import MANY_DROPPED
 from fedpdmc.study.contract import Study, design_map, parse_study
 from fedpdmc.study.contract_model import of_record
 from fedpdmc.study.description import effect_scale, modelled, prior_lines, released

@@ -10,47 +10,34 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Key
 
-from fedpdmc.clocks import VIOLATED, Clock, Path, Walk
+from fedpdmc._jax.precision import double_precision
+from fedpdmc.clocks import VIOLATED, Clock
 from fedpdmc.console.progress import Tick
-from fedpdmc.enclosures import not_finite_along
 from fedpdmc.errors import BoundViolation, NotFinite
 from fedpdmc.plan import Arrival, Plan
-from fedpdmc.potentials import Program
 from fedpdmc.privacy.accountant import AccountStatus
 from fedpdmc.results.skeleton import Block
-from fedpdmc.sampling.coordinator import Coordinator, State
+from fedpdmc.sampling.coordinator import Coordinator, PublicKeys, State
 from fedpdmc.sampling.run_state_arrays import Position
 
 Log = Callable[[Plan, Arrival], None]
 
 
 class Federation(abc.ABC):
-    """A way to bring plans to sites and arrivals back from them.
+    """A way to bring plans to sites and arrivals back from them."""
 
-    Attributes
-    ----------
-    names : tuple of str
-        The sites, in the order of the arrivals.
-    columns : list of arrays or None
-        The coordinates that each site is sent; None for all.
-    clocks, choices : mapping
-        Of the sites in this process: the clock of each, and why it has that, as far as they are known here.
-    bytes : array or None
-        Messages and bytes between the coordinator and each site so far, if counted.
-    needs_time : bool
-        Whether sites must know the process time at which a plan begins: those with private latents on a network.
-    until : float
-        The end of the block under way.
-    """
-
-    names: tuple[str, ...]
-    columns: list[np.ndarray | None]
-    clocks: Mapping[str, Clock] = MappingProxyType({})
-    choices: Mapping[str, dict[str, Any]] = MappingProxyType({})
-    bytes: np.ndarray | None = None
-    needs_time: bool = False
-    until: float = 0.0
+    names: tuple[str, ...]  # of the sites, in the order of the arrivals
+    columns: list[np.ndarray | None]  # the coordinates that each site is sent; None for all
+    clocks: Mapping[str, Clock] = MappingProxyType({})  # of the sites in this process
+    choices: Mapping[str, dict[str, Any]] = MappingProxyType(
+        {}
+    )  # why they have these clocks, as far as it is known here
+    bytes: np.ndarray | None = None  # messages and bytes between the coordinator and each site so far, if counted
+    needs_time: bool = False  # sites must know when a plan begins: those with private latents on a network
+    until: float = 0.0  # the end of the block under way
+    parts: Sequence[Federation] = ()  # of several that are joined
 
     @abc.abstractmethod
     def ask(self, plans: Sequence[Plan | None]) -> list[Arrival | None]:
@@ -61,13 +48,14 @@ class Federation(abc.ABC):
 
     def exchange(self, plan: Plan) -> list[Arrival]:
         """One round with every site: their arrivals along the plan, in the order of `names`."""
-        answers = self.ask([restricted(plan, own, place) for place, own in enumerate(self.columns)])
-        return [globalised(a, own) for a, own in zip(answers, self.columns, strict=True) if a is not None]
-
-    @property
-    def accounts(self) -> list[AccountStatus]:
-        """The account of each site that has one."""
-        return []
+        plans: list[Plan | None] = []
+        for place, own in enumerate(self.columns):
+            share = None if plan.share is None else plan.share[:, place]
+            index = slice(None) if own is None else own
+            part = Plan(plan.number, plan.start[:, index], plan.duration, plan.velocity[..., index], share)
+            plans.append(plan if own is None and share is None else part)
+        answers = self.ask(plans)
+        return [with_all_marks(a, own) for a, own in zip(answers, self.columns, strict=True) if a is not None]
 
     @property
     def evaluations(self) -> np.ndarray:
@@ -75,12 +63,19 @@ class Federation(abc.ABC):
         return np.zeros(len(self.names), dtype=np.int64)
 
     @property
+    def accounts(self) -> list[AccountStatus]:
+        """The account of each site that has one."""
+        return [account for part in self.parts for account in part.accounts]
+
+    @property
     def privacy(self) -> dict[str, Any]:
         """What each site with an account in this process has granted and revealed."""
-        return {}
+        return {name: report for part in self.parts for name, report in part.privacy.items()}
 
-    def continue_accounts(self, privacy: dict[str, Any]) -> None:  # noqa: B027 (most federations have no accounts)
+    def continue_accounts(self, privacy: dict[str, Any]) -> None:
         """Add what sites with accounts had revealed before this process continued the run, as `privacy` reported it."""
+        for part in self.parts:
+            part.continue_accounts(privacy)
 
 
 class JoinedFederation(Federation):
@@ -106,7 +101,6 @@ class JoinedFederation(Federation):
         self.needs_time = any(part.needs_time for part in self.parts)
 
     def _in_order(self, values: Iterable[Iterable[Any]]) -> list[Any]:
-        """One value for each site, from those of the parts."""
         found = {}
         for part, own in zip(self.parts, values, strict=True):
             found |= dict(zip(part.names, own, strict=True))
@@ -131,52 +125,24 @@ class JoinedFederation(Federation):
         arrivals = self._in_order(found)
         for name, arrival in zip(self.names, arrivals, strict=True):
             if name in self.logs and arrival is not None:
-                self.logs[name](*jax.tree.map(np.asarray, (sent[name], _marked(arrival))))
+                # Chains without an event have mark −1.
+                rang = arrival.rang.reshape(arrival.rang.shape + (1,) * (arrival.mark.ndim - 1))
+                marked = Arrival(arrival.time, arrival.rang, jnp.where(rang, arrival.mark, -1))
+                self.logs[name](*jax.tree.map(np.asarray, (sent[name], marked)))
         return arrivals
-
-    @property
-    def accounts(self) -> list[AccountStatus]:
-        """The account of each site that has one."""
-        return [account for part in self.parts for account in part.accounts]
 
     @property
     def evaluations(self) -> np.ndarray:
         """Passes over each site's records so far; zero for a site that does not report them."""
         return np.array(self._in_order(part.evaluations for part in self.parts), np.int64)
 
-    @property
-    def privacy(self) -> dict[str, Any]:
-        """What each site with an account in this process has granted and revealed."""
-        return {name: report for part in self.parts for name, report in part.privacy.items()}
-
-    def continue_accounts(self, privacy: dict[str, Any]) -> None:
-        """Add what sites with accounts had revealed before this process continued the run, as `privacy` reported it."""
-        for part in self.parts:
-            part.continue_accounts(privacy)
-
-
-def _marked(arrival: Arrival) -> Arrival:
-    """The arrival with mark -1 on chains without an event."""
-    rang = arrival.rang.reshape(arrival.rang.shape + (1,) * (arrival.mark.ndim - 1))
-    return Arrival(arrival.time, arrival.rang, jnp.where(rang, arrival.mark, -1))
-
 
 class BlockMemory(NamedTuple):
-    """How the blocks of a run are divided so that their knots fit into memory (``keep="draws"``).
+    """How the blocks of a run are divided so that their knots fit into memory (``keep="draws"``)."""
 
-    Attributes
-    ----------
-    most : int
-        Bytes that a block may take.
-    per_round : int
-        Bytes of a round apart from its numbers.
-    first : float
-        The largest process time of the first block: the memory for an event is known after it.
-    """
-
-    most: int
-    per_round: int = 0
-    first: float = float("inf")
+    most: int  # bytes of a block
+    per_round: int = 0  # bytes of a round apart from its numbers
+    first: float = float("inf")  # largest process time of the first block: the memory for an event is known after it
 
 
 class Engine(abc.ABC):
@@ -184,12 +150,21 @@ class Engine(abc.ABC):
 
     All engines compute the same bits from the same state and keys. A copy (`copy.copy`) is an independent run from there on.
 
-    Attributes
+    Parameters
     ----------
     federation : Federation
     coordinator : Coordinator
+    state : State
+        Where the chains start; their process time is minus the burn-in.
+    key : key
+        The coordinator's randomness.
+
+    Attributes
+    ----------
+    progress
+        Where the chains are between two blocks, and what is known of the sites.
     rounds : int
-        Serial exchanges so far.
+        Serial exchanges so far: in one every chain that has not reached the end of its block sends one plan.
     asked : (2, sites)
         Of each site: exchanges that it took part in, and plans of single chains that it was sent.
     selective : bool
@@ -197,25 +172,40 @@ class Engine(abc.ABC):
     latents : tuple
         For sites in this process with private latents, at the end of every block after the burn-in: the process time, the
         positions and each site's latents. They are handed to the sites only.
+    continued : bool
+        Whether latents were given back to the sites of a run that was saved.
     sites_remember : bool
         Whether sites keep what they have answered. Then a block that was interrupted is finished as it was planned before
         anything else, a run cannot start again, and only the last of several copies can continue.
     memory : BlockMemory
     """
 
-    federation: Federation
-    coordinator: Coordinator
-    rounds: int
-    asked: np.ndarray
+    progress: Any
     selective: bool
     latents: tuple[tuple[float, np.ndarray, dict[str, np.ndarray]], ...] = ()
+    continued: bool = False
     sites_remember: ClassVar[bool]
     memory: ClassVar[BlockMemory]
 
-    @property
+    @double_precision
+    def __init__(self, federation: Federation, coordinator: Coordinator, state: State, key: Key[Array, ""]):
+        self.federation: Any = federation
+        self.coordinator, self.keys = coordinator, PublicKeys.of(key, state.a.shape[0])
+        self.rounds, self.asked = 0, np.zeros((2, len(federation.names)), np.int64)
+        # Passes and violations of each site before this process continued the run.
+        self._before = np.zeros((2, len(federation.names)), np.int64)
+        self._start(state)
+
     @abc.abstractmethod
-    def state(self) -> State:
-        """Where every chain is."""
+    def _start(self, state: State) -> None:
+        """Make ``progress`` and ``selective`` of a run that is between two blocks."""
+
+    @double_precision
+    def restore(self, position: Position) -> None:
+        """Continue from where a run was between two blocks."""
+        self._start(position.chains)
+        self.rounds, self.asked = position.rounds, position.asked
+        self._before = np.stack([position.passes, position.violations])
 
     @abc.abstractmethod
     def advance(self, until: float, keep: Callable[[Block], None], tick: Callable[[Tick], None]) -> None:
@@ -224,12 +214,10 @@ class Engine(abc.ABC):
         ``keep`` receives the block once it is complete. An interrupt or an error leaves the run where it was before.
         """
 
-    @abc.abstractmethod
-    def restore(self, position: Position) -> None:
-        """Continue from where a run was between two blocks."""
-
-    # Whether latents were given back to the sites of a run that was saved.
-    continued: bool = False
+    @property
+    def state(self) -> State:
+        """Where every chain is."""
+        return self.progress.state
 
     @property
     def settled(self) -> dict[str, np.ndarray]:
@@ -241,9 +229,9 @@ class Engine(abc.ABC):
         self.continued = bool(settled)
 
     @property
-    @abc.abstractmethod
     def passes(self) -> np.ndarray:
         """Passes over each site's records so far, zero for sites that do not report them."""
+        return self.federation.evaluations
 
     @property
     def violations(self) -> np.ndarray:
@@ -265,27 +253,8 @@ class Engine(abc.ABC):
         """Jumps of each chain so far."""
         return np.asarray(self.state.events)
 
-    @property
-    def site_events(self) -> np.ndarray:
-        """Jumps of sites on each chain so far."""
-        return np.asarray(self.state.site_events)
 
-    @property
-    def planned(self) -> np.ndarray:
-        """Segments of all plans of each chain so far."""
-        return np.asarray(self.state.planned)
-
-
-def restricted(plan: Plan, columns: np.ndarray | None, place: int) -> Plan:
-    """What one site is sent of a plan."""
-    if columns is None and plan.share is None:
-        return plan
-    share = None if plan.share is None else plan.share[:, place]
-    own = slice(None) if columns is None else columns
-    return Plan(plan.number, plan.start[:, own], plan.duration, plan.velocity[..., own], share)
-
-
-def globalised(arrival: Arrival, columns: np.ndarray | None) -> Arrival:
+def with_all_marks(arrival: Arrival, columns: np.ndarray | None) -> Arrival:
     """An arrival with its marks among all coordinates."""
     return arrival if columns is None else Arrival(arrival.time, arrival.rang, jnp.asarray(columns)[arrival.mark])
 
@@ -299,14 +268,3 @@ def raise_faults(names, faults: np.ndarray) -> None:
     if bad.size:
         site, chain = (int(i) for i in bad[0])
         raise (BoundViolation if faults[site, chain] == VIOLATED else NotFinite)(names[site], chain)
-
-
-def not_finite(clock: Clock, columns: Any, path: Path | None, walk: Walk, chain: int) -> str | None:
-    """The operation of a user's function at which a site's walk ended on a chain; None where it is not known."""
-    potential = getattr(clock, "potential", None)
-    if path is None or not isinstance(potential, Program):
-        return None
-    path = path if columns is None else path.restricted(jnp.asarray(columns))
-    a, v = path.state(clock.dynamics, jnp.asarray(walk.segment), jnp.asarray(walk.offset))
-    program = potential._program(clock.dynamics.flips)
-    return not_finite_along(potential.value, program, np.asarray(a)[chain], np.asarray(v)[chain])

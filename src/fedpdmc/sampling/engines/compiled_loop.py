@@ -28,37 +28,30 @@ from fedpdmc.clocks import Clock, LatentClock, Path, Walk, answer, follow, holdi
 from fedpdmc.clocks.base import reveal_first
 from fedpdmc.console.progress import Tick
 from fedpdmc.dynamics import Dynamics
+from fedpdmc.enclosures import not_finite_along
 from fedpdmc.errors import NotFinite, RunTooLong
 from fedpdmc.plan import Arrival, Plan
+from fedpdmc.potentials import Program
 from fedpdmc.results.skeleton import Block, Chunk
 from fedpdmc.sampling.coordinator import Coordinator, Itinerary, PublicKeys, RoundKnots, State
 from fedpdmc.sampling.engines import one_round
-from fedpdmc.sampling.engines.base import BlockMemory, Engine, Federation, not_finite, raise_faults
+from fedpdmc.sampling.engines.base import BlockMemory, Engine, Federation, raise_faults
 from fedpdmc.sampling.engines.one_round import LastRequest, Round
-from fedpdmc.sampling.run_state_arrays import Position
 
-# A record is kept as it is if at least this share of it is knots.
-LEAST_FILLED = 0.5
+LEAST_FILLED = 0.5  # share of a record that is knots, with which it is kept as it is
 
 
 class Record(eqx.Module):
-    """Rows of knots, chain after chain.
+    """Rows of knots, chain after chain."""
 
-    Attributes
-    ----------
-    numbers : (C, rows, S, 1 + d)
-        Time and position of a knot side by side: one write for each chain and row.
-    velocities : (C, rows, S, d), or (C, rows, S, ⌈d/8⌉) bytes
-        Velocities, or the bits of their signs as `fedpdmc.results.skeleton.signs` has them.
-    valid : (C, rows, S)
-    asked : (sites, C, rows), optional
-        Number of the plan that a site was asked about in a row, −1 if it was not; None where every site always is.
-    """
-
-    numbers: Float[Array, "C rows S n"]
-    velocities: Float[Array, "C rows S d"] | UInt8[Array, "C rows S bytes"]
+    numbers: Float[Array, "C rows S n"]  # time and position of a knot side by side: one write for each chain and row
+    velocities: (
+        Float[Array, "C rows S d"] | UInt8[Array, "C rows S bytes"]
+    )  # or the bits of their signs (`skeleton.signs`)
     valid: Bool[Array, "C rows S"]
-    asked: Int[Array, "sites C rows"] | None = None
+    asked: Int[Array, "sites C rows"] | None = (
+        None  # number of the plan asked about, −1 for none; None: every site always
+    )
 
     @classmethod
     def empty(cls, rows: int, chains: int, dim: int, segments: int, signs: bool, sites: int | None = None) -> Record:
@@ -117,24 +110,12 @@ class Record(eqx.Module):
 
 
 class Group(eqx.Module):
-    """Sites whose clocks have the same structure and shapes, stacked along the first axis.
-
-    Attributes
-    ----------
-    clock : Clock
-        Stacked over the G sites.
-    keys : (G, C, words)
-        The sites' secret keys, by chain.
-    columns : (G, k) or None
-        The coordinates that each site is sent; None for all.
-    place : (G,)
-        Each site's place in the federation.
-    """
+    """Sites whose clocks have the same structure and shapes, stacked along the first axis."""
 
     clock: Clock
-    keys: UInt32[Array, "G C words"]
-    columns: Int[Array, "G k"] | None
-    place: Int[Array, " G"]
+    keys: UInt32[Array, "G C words"]  # the sites' secret keys, by chain
+    columns: Int[Array, "G k"] | None  # the coordinates that each site is sent; None for all
+    place: Int[Array, " G"]  # in the federation
 
     @property
     def size(self) -> int:
@@ -193,7 +174,6 @@ _answer = compiled(answer)
 
 
 def _group(clocks, columns, keys) -> tuple[Group, ...]:
-    """Stack the sites whose clocks have one structure."""
     members: dict[Any, list[int]] = {}
     for i, (clock, own) in enumerate(zip(clocks, columns, strict=True)):
         leaves, structure = jax.tree.flatten(clock)
@@ -201,17 +181,18 @@ def _group(clocks, columns, keys) -> tuple[Group, ...]:
         members.setdefault(shape, []).append(i)
     groups = []
     for index in members.values():
-        own = None if columns[index[0]] is None else _stacked(*(columns[i] for i in index))
-        clock = jax.tree.map(_stacked, *[clocks[i] for i in index])
-        groups.append(Group(clock, _stacked(*(keys[i] for i in index)), own, jnp.asarray(index)))
+        own = None if columns[index[0]] is None else _stack(*(columns[i] for i in index))
+        clock = jax.tree.map(_stack, *[clocks[i] for i in index])
+        groups.append(Group(clock, _stack(*(keys[i] for i in index)), own, jnp.asarray(index)))
     return tuple(groups)
 
 
-def _stacked(*arrays) -> Array:
+def _stack(*arrays) -> Array:
     """Stacked by NumPy: nothing is compiled for it."""
     return on_device(np.stack([np.asarray(array) for array in arrays]))
 
 
+@once
 def begin(groups: tuple[Group, ...], coordinator: Coordinator, state: State) -> Round:
     """A run before its first round."""
     chains, dim = state.a.shape
@@ -232,7 +213,7 @@ def begin(groups: tuple[Group, ...], coordinator: Coordinator, state: State) -> 
         requests = tuple(
             one_round.first_request(chains, s, size, (group.size,)) for size, group in zip(own, groups, strict=True)
         )
-    return Round(state, never, walks, itinerary, requests, jnp.array(False))
+    return strong_types(Round(state, never, walks, itinerary, requests, jnp.array(False)))
 
 
 def run_chunk(
@@ -299,17 +280,20 @@ class Walkers(eqx.Module):
 
     def cut(self, answers, path: Path, elapsed: Float[Array, " C"], ready: Bool[Array, " C"]):
         """Latents go back to where their site was when the plan was cut."""
-        pairs = zip(self.groups, answers, strict=True)
-        return tuple(
-            eqx.tree_at(lambda w: w.settled, walk, _latents_after(group, walk, path, elapsed, ready))
-            if isinstance(group.clock, LatentClock)
-            else walk
-            for group, walk in pairs
-        )
+        walks = list(answers)
+        for k, (group, walk) in enumerate(zip(self.groups, answers, strict=True)):
+            if not isinstance(group.clock, LatentClock):
+                continue
+            if walk.times.shape[-1]:
+                settled = jax.vmap(lambda clock, walk: clock.cut(walk, elapsed, ready))(group.clock, walk)
+            else:
+                # What has not changed is not written back.
+                settled = group.each(lambda c, keys, w: c.settle(w, path, elapsed, ready, keys).settled, walk)
+            walks[k] = eqx.tree_at(lambda w: w.settled, walk, settled)
+        return tuple(walks)
 
 
 def _walks(groups: Sequence[Group], states) -> list[Walk]:
-    """The walks of all sites, stacked by group."""
     return [jax.vmap(lambda c, w: c.walk(w))(g.clock, w) for g, w in zip(groups, states, strict=True)]
 
 
@@ -351,18 +335,16 @@ def _walk_on(groups: tuple[Group, ...], walks, path: Path, new, to_the_end: bool
 
 
 def _steps(groups: tuple[Group, ...], walks, path: Path, new) -> tuple:
-    """One step of every site."""
     if sum(group.size for group in groups) > 1:
-        path = dataclasses.replace(path, cap=_earliest(groups, walks, new))
+        # The earliest arrival found so far on each chain; infinite where none is, and where a plan is new.
+        times = [jnp.where(w.done & w.rang & ~new, w.time, jnp.inf) for w in _walks(groups, walks)]
+        path = dataclasses.replace(path, cap=jnp.min(jnp.concatenate(times), 0))
     if any(isinstance(group.clock, LatentClock) for group in groups):
-        path = dataclasses.replace(path, floor=_floor(groups, walks, path, new))
+        # The time before which no site has an event that is not known; zero where a plan is new.
+        pairs = zip(groups, walks, strict=True)
+        times = [jax.vmap(lambda c, w: c.reached(w, path))(group.clock, walk) for group, walk in pairs]  # noqa: B023
+        path = dataclasses.replace(path, floor=jnp.where(new, 0.0, jnp.min(jnp.concatenate(times), 0)))
     return tuple(_step(group, walk, path, new) for group, walk in zip(groups, walks, strict=True))
-
-
-def _earliest(groups: tuple[Group, ...], walks, new) -> Float[Array, " C"]:
-    """The earliest arrival found so far on each chain; infinite where none is, and where a plan is new."""
-    times = [jnp.where(w.done & w.rang & ~new, w.time, jnp.inf) for w in _walks(groups, walks)]
-    return jnp.min(jnp.concatenate(times), 0)
 
 
 def _step(group: Group, walks, path: Path, new):
@@ -375,34 +357,10 @@ def _step(group: Group, walks, path: Path, new):
 
 
 def _arrival(group: Group, walk: Walk) -> Arrival:
-    """The arrivals of a group, with marks in the federation's coordinates."""
     mark = walk.mark if group.clock.dynamics.flips else walk.normal
     if group.columns is not None:
         mark = jnp.take_along_axis(group.columns, mark, 1)
     return Arrival(walk.time, walk.rang, mark)
-
-
-# Private latents -------------------------------------------------------------------------------------------------------
-
-
-def _latents_after(group: Group, walk, path: Path, elapsed, ready) -> Float[Array, "G C k"]:
-    if walk.times.shape[-1]:
-        return jax.vmap(lambda clock, walk: clock.cut(walk, elapsed, ready))(group.clock, walk)
-    # What has not changed is not written back.
-    return group.each(lambda clock, keys, walk: clock.settle(walk, path, elapsed, ready, keys).settled, walk)
-
-
-def _floor(groups: Sequence[Group], walks, path: Path, new) -> Array:
-    """The time before which no site has an event that is not known, on each chain; zero where a plan is new."""
-    times = [
-        jax.vmap(lambda c, w: c.reached(w, path))(group.clock, walk) for group, walk in zip(groups, walks, strict=True)
-    ]
-    return jnp.where(new, 0.0, jnp.min(jnp.concatenate(times), 0))
-
-
-@once
-def _to_z(group: Group, a, walks):
-    return group.each(lambda clock, _, walk: clock.potential.to_z(a, walk.settled), walks)
 
 
 # The engine ------------------------------------------------------------------------------------------------------------
@@ -419,48 +377,28 @@ _run_chunk_of_latents = compiled(run_chunk, quickly=True)
 
 
 @once
-def _begin(groups, coordinator: Coordinator, state: State) -> Round:
-    return strong_types(begin(groups, coordinator, state))
+def _to_z(group: Group, a, walks):
+    return group.each(lambda clock, _, walk: clock.potential.to_z(a, walk.settled), walks)
 
 
 class CompiledEngine(Engine):
     """Sites in this process: many rounds are one compiled call.
 
-    Parameters
-    ----------
-    federation : LocalFederation
-    coordinator : Coordinator
-    state : State
-        Where the chains start; their process time is minus the burn-in.
-    key : key
-        The coordinator's randomness.
+    The first chunk is one iteration, so that progress is shown as soon as the chains move.
     """
 
-    federation: LocalFederation
     sites_remember = False
     memory = BlockMemory(most=2**26)
 
-    @double_precision
     def __init__(self, federation: LocalFederation, coordinator: Coordinator, state: State, key: Key[Array, ""]):
-        self.federation, self.coordinator = federation, coordinator
         self.has_latents = any(isinstance(group.clock, LatentClock) for group in federation.groups)
+        super().__init__(federation, coordinator, state, key)
         chains, dim = state.a.shape
-        self.keys = PublicKeys.of(key, chains)
-        self._start(state)
         velocities = -(-dim // 8) if coordinator.dynamics.unit_speed else 8 * dim
         row_bytes = chains * self._knots_per_row * (9 + 8 * dim + velocities)
         room = KNOT_BYTES if jax.default_backend() == "cpu" else WIDE_KNOT_BYTES
         self.rows = int(np.clip(room // row_bytes, 4, 2**15))
-        # The first chunk is one iteration, so that progress is shown as soon as the chains move.
         self.limit, self._compiled = 1, False
-        # Serial exchanges: in a round every chain that has not reached the end of the block sends one plan.
-        self.rounds = 0
-        # Of each site: exchanges that it took part in, and plans of single chains that it was sent.
-        self.asked = np.zeros((2, len(federation.names)), np.int64)
-        # Of each site its private latents at the ends of blocks, with the process time and the chains' positions.
-        self.latents: tuple[tuple[float, np.ndarray, dict[str, np.ndarray]], ...] = ()
-        # Passes and violations of each site before this process continued the run.
-        self._before = np.zeros((2, len(federation.names)), np.int64)
 
     @property
     def _knots_per_row(self) -> int:
@@ -468,7 +406,7 @@ class CompiledEngine(Engine):
         return self.coordinator.segments
 
     def _start(self, state: State) -> None:
-        self.progress: Any = _begin(self.federation.groups, self.coordinator, state)
+        self.progress = begin(self.federation.groups, self.coordinator, state)
         self._first_requests = self.progress.requests
         self.selective = self._first_requests is not None
 
@@ -478,7 +416,6 @@ class CompiledEngine(Engine):
 
     @Uncollected()
     def _run_chunk(self, until: Float[Array, ""], limit: Int[Array, ""]) -> tuple[Record, Int[Array, ""]]:
-        """Some iterations."""
         run = _run_chunk_of_latents if self.has_latents else _run_chunk
         self.progress, record, used = run(
             self.federation.groups, self.coordinator, self.keys, self.progress, until, limit, self.rows
@@ -493,39 +430,37 @@ class CompiledEngine(Engine):
         return self.time, int(self.events.sum()), int((self.plans - first).max())
 
     def _check_faults(self) -> None:
-        """Raise the first fault of any site, with the operation that is not finite where it is known."""
         federation, now = self.federation, self.progress
         walks = [group.clock.walk(state) for group, state in zip(federation.groups, now.answers, strict=True)]
         faults = np.concatenate([np.asarray(walk.fault) for walk in walks])
         try:
             raise_faults([federation.names[place] for place in federation.order], faults)
         except NotFinite as error:
-            place = federation.names.index(error.site)
-            row = int(np.argmax(federation.order == place))
-            walk = jax.tree.map(lambda *x: np.concatenate([np.asarray(part) for part in x])[row], *walks)
-            # Where all sites walk the same path.
-            path = now.itinerary.path if now.requests is None else None
-            where = not_finite(federation.clocks[error.site], federation.columns[place], path, walk, error.chain)
+            clock, where = federation.clocks[error.site], None
+            potential = getattr(clock, "potential", None)
+            # Known where all sites walk the same path.
+            if now.requests is None and isinstance(potential, Program):
+                place = federation.names.index(error.site)
+                row, own = int(np.argmax(federation.order == place)), federation.columns[place]
+                walk = jax.tree.map(lambda *x: np.concatenate([np.asarray(part) for part in x])[row], *walks)
+                path = now.itinerary.path if own is None else now.itinerary.path.restricted(jnp.asarray(own))
+                state = path.state(clock.dynamics, jnp.asarray(walk.segment), jnp.asarray(walk.offset))
+                a, v = (np.asarray(x)[error.chain] for x in state)
+                where = not_finite_along(potential.value, potential._program(clock.dynamics.flips), a, v)
             raise NotFinite(error.site, error.chain, where=where) from None
         if bool(now.broken):
             raise NotFinite("coordinator", 0)
 
-    def _count(self, count: Callable[[Clock, Any], Array]) -> np.ndarray:
-        """The sum over chains of what is counted of each site's walks."""
-        counts = np.zeros(len(self.federation.names), np.int64)
+    def _counts(self) -> np.ndarray:
+        """Passes and violations of each site in this process, over all chains: (2, sites)."""
+        counts = np.zeros((2, len(self.federation.names)), np.int64)
         for group, walks in zip(self.federation.groups, self.progress.answers, strict=True):
-            counts[np.asarray(group.place)] = np.asarray(count(group.clock, walks)).reshape(group.size, -1).sum(1)
+            both = group.clock.walk(walks).passes, group.clock.violations(walks)
+            for row, count in zip(counts, both, strict=True):
+                row[np.asarray(group.place)] = np.asarray(count).reshape(group.size, -1).sum(1)
         return counts
 
-    @double_precision
-    def restore(self, position: Position) -> None:
-        """Continue from where a run was between two blocks."""
-        self._start(position.chains)
-        self.rounds, self.asked = position.rounds, position.asked
-        self._before = np.stack([position.passes, position.violations])
-
     def _latents(self, of_group: Callable[[Group, Any], Array]) -> dict[str, np.ndarray]:
-        """What is known of each site's private latents, by name."""
         found = {}
         for group, walks in zip(self.federation.groups, self.progress.answers, strict=True):
             if isinstance(group.clock, LatentClock):
@@ -552,19 +487,14 @@ class CompiledEngine(Engine):
         self.progress = dataclasses.replace(self.progress, answers=tuple(walks))
 
     @property
-    def state(self) -> State:
-        """Where every chain is."""
-        return self.progress.state
-
-    @property
     def passes(self) -> np.ndarray:
         """Passes over each site's records so far."""
-        return self._before[0] + self._count(lambda clock, walks: clock.walk(walks).passes)
+        return (self._before + self._counts())[0]
 
     @property
     def violations(self) -> np.ndarray:
         """How often each site saw a rate above a bound that is not certified."""
-        return self._before[1] + self._count(lambda clock, walks: clock.violations(walks))
+        return (self._before + self._counts())[1]
 
     @double_precision
     def advance(self, until: float, keep: Callable[[Block], None], tick: Callable[[Tick], None]) -> None:

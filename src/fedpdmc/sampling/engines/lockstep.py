@@ -92,20 +92,24 @@ def applies(groups) -> bool:
     return all(isinstance(group.clock, DenseClock) and group.columns is None for group in groups)
 
 
-def at_rest(groups, coordinator: Coordinator, keys: PublicKeys, state: State, passes) -> Step:
+@once
+def at_rest(groups, coordinator: Coordinator, keys: PublicKeys, state: State) -> Step:
     """The chains between two blocks."""
     zero, turn = jnp.zeros_like(state.number), state.turn
-    sites = sum(group.size for group in groups)
+    none = jnp.zeros((sum(group.size for group in groups), zero.shape[0]), int)
     if turn is None:
         wait, turns = _random_wait(coordinator, keys, state.number, jnp.full_like(zero, FIRST)), None
     else:
         wait, turns = turn.wait, turn.number
-    return Step(
-        state.a.T, state.v.T, state.t, wait, turns, state.number - 1, zero, zero, jnp.zeros_like(wait),
-        state.site_events, state.planned, passes, jnp.zeros((sites, zero.shape[0]), zero.dtype),
+    return strong_types(
+        Step(
+            state.a.T, state.v.T, state.t, wait, turns, state.number - 1, zero, zero, jnp.zeros_like(wait),
+            state.site_events, state.planned, none, none,
+        )
     )  # fmt: skip
 
 
+@compiled
 def begin_block(coordinator: Coordinator, keys: PublicKeys, last: Step, until) -> Step:
     """With the first plan of a block. Positions, velocities, times and the next turn are kept of the last one."""
     none = jnp.zeros_like(last.draws)
@@ -115,7 +119,7 @@ def begin_block(coordinator: Coordinator, keys: PublicKeys, last: Step, until) -
     rest = eqx.tree_at(
         lambda s: (s.wait, s.draws, s.segments, s.reach), last, (wait, none, none, jnp.zeros_like(last.reach))
     )
-    return _planned(coordinator, rest, jnp.ones(rest.t.shape, bool), until)
+    return _begin_plans(coordinator, rest, jnp.ones(rest.t.shape, bool), until)
 
 
 def run_chunk(groups, coordinator: Coordinator, keys: PublicKeys, first: Step, until, limit, rows: int):
@@ -147,14 +151,14 @@ def _iteration(groups, coordinator: Coordinator, keys: PublicKeys, now: Step, un
     left = jnp.maximum(until - now.t, 0.0)
     longest = functools.reduce(jnp.minimum, [jnp.min(group.clock.length) for group in groups])
     length = jnp.minimum(jnp.minimum(now.wait, left), longest)
-    found = _found(groups, coordinator, now, length, left > 0)
+    found = _first_candidates(groups, coordinator, now, length, left > 0)
     cos, sin = cosine_and_sine(found.time)
     a, v = now.a * cos + now.v * sin, now.v * cos - now.a * sin
     hit, whole = found.hit & (left > 0), ~found.hit & ~found.cut & (left > 0)
-    hit, found = _sharpened(groups, a, v, found, hit)
+    hit, found = _sharpen(groups, a, v, found, hit)
     read = np.repeat([group.clock.curves.passes for group in groups], [group.size for group in groups])
     passes = now.passes + read[:, None] * (left > 0)
-    v, accepted, passes, fault = _served(groups, a, v, found, hit, passes, now.fault, now.number)
+    v, accepted, passes, fault = _decide_all(groups, a, v, found, hit, passes, now.fault, now.number)
     # Times are set, not added up, where something is due: rounding must not make a piece of no length.
     ends, refreshed = whole & (length >= left), whole & (length >= now.wait)
     t = jnp.where(ends, until, now.t + found.time)
@@ -167,7 +171,7 @@ def _iteration(groups, coordinator: Coordinator, keys: PublicKeys, now: Step, un
         now.site_events + accepted, now.planned, passes, fault,
     )  # fmt: skip
     over = accepted | (refreshed & (new.segments <= 0)) | (new.reach <= 0)
-    return _planned(coordinator, new, over & (t < until), until), knots
+    return _begin_plans(coordinator, new, over & (t < until), until), knots
 
 
 def _refreshment(coordinator: Coordinator, keys: PublicKeys, now: Step, refreshed):
@@ -184,11 +188,11 @@ def _refreshment(coordinator: Coordinator, keys: PublicKeys, now: Step, refreshe
     if jax.default_backend() != "cpu":
         return every(), QUARTER, turns + refreshed
     few = REFRESHED_SHARE * jnp.sum(refreshed) <= refreshed.shape[0]
-    velocity = jax.lax.cond(few, lambda: _turned(made, keys.turns, turns, now.v, refreshed), every)
+    velocity = jax.lax.cond(few, lambda: _turn_some(made, keys.turns, turns, now.v, refreshed), every)
     return velocity, QUARTER, turns + refreshed
 
 
-def _turned(made, keys, turns, v, refreshed) -> Float[Array, "d C"]:
+def _turn_some(made, keys, turns, v, refreshed) -> Float[Array, "d C"]:
     """The velocities of the chains that turn, some at a time; what stands in the place of the others is not used."""
 
     def some(index, v):
@@ -218,8 +222,7 @@ def _random_wait(coordinator: Coordinator, keys: PublicKeys, number, draws) -> F
     return exponentials(uniforms(keys.share, number, draws, 1)[0]) / coordinator.dynamics.refresh_rate
 
 
-def _planned(coordinator: Coordinator, step: Step, new: Bool[Array, " C"], until) -> Step:
-    """The chains with a new plan counted where one begins."""
+def _begin_plans(coordinator: Coordinator, step: Step, new: Bool[Array, " C"], until) -> Step:
     reach = coordinator.reach(state_of(step)) if coordinator.segments > 1 else jnp.full_like(step.t, jnp.inf)
     ahead = jnp.minimum(reach, until - step.t)
     rate = coordinator.dynamics.refresh_rate if step.turns is None else 1 / QUARTER
@@ -237,7 +240,7 @@ def _planned(coordinator: Coordinator, step: Step, new: Bool[Array, " C"], until
     )
 
 
-def _found(groups, coordinator: Coordinator, now: Step, length, live) -> Found:
+def _first_candidates(groups, coordinator: Coordinator, now: Step, length, live) -> Found:
     """Where the pieces end: by the curves of all sites, or by second-order bounds where those are poor."""
     parts = [group.clock.curves.along(now.a, now.v, length) for group in groups]
     curve = RateCurve(jnp.concatenate([x.values for x in parts]), jnp.concatenate([x.error for x in parts]), length)
@@ -263,8 +266,8 @@ def _in_cells(groups, coordinator: Coordinator, now: Step, length, u, poor, foun
         for group in groups:
             own = some[:, place : place + UNIFORMS_IN_CELLS * group.size].T.reshape(group.size, UNIFORMS_IN_CELLS, -1)
             place += UNIFORMS_IN_CELLS * group.size
-            walk = functools.partial(_cell, coordinator.dynamics, a, v, remaining)
-            ends.append(jax.lax.map(lambda site: walk(*site), (group.clock.potential, own)))  # noqa: B023
+            walk = functools.partial(second_order_candidate, coordinator.dynamics, a=a, v=v, remaining=remaining)
+            ends.append(jax.lax.map(lambda site: walk(site[0], u=site[1]), (group.clock.potential, own)))  # noqa: B023
         every = Found(*(jnp.concatenate(x) for x in zip(*ends, strict=True)))
         first = jnp.argmin(every.time, 0)
         best = Found(*(jnp.take_along_axis(x, first[None], 0)[0] for x in every))._replace(site=first)
@@ -273,17 +276,13 @@ def _in_cells(groups, coordinator: Coordinator, now: Step, length, u, poor, foun
     return _in_turn(poor, min(POOR_LANES, lane_count(groups, length.shape[0])), serve, found)
 
 
-def _cell(dynamics, a, v, remaining, potential, u) -> Found:
-    return second_order_candidate(dynamics, potential, a, v, remaining, u)
-
-
-def _sharpened(groups, a, v, found: Found, hit) -> tuple[Bool[Array, " C"], Found]:
+def _sharpen(groups, a, v, found: Found, hit) -> tuple[Bool[Array, " C"], Found]:
     """The candidates that bounds at a point do not reject, where curves have them: there they cost less than the records."""
     place, most = 0, found.most
     for group in groups:
         if isinstance(group.clock.curves, ThirdOrder):
             waits = hit & (found.site >= place) & (found.site < place + group.size) & (found.threshold >= found.least)
-            serve = functools.partial(_bounded, group, place, a, v, found.site)
+            serve = functools.partial(_bound_some, group, place, a, v, found.site)
             bound = _in_turn(waits, min(SHARPENED, hit.shape[0]), serve, jnp.full_like(most, jnp.inf))
             # A bound that is not a number rejects nothing.
             most = jnp.where(bound < most, bound, most)
@@ -291,8 +290,7 @@ def _sharpened(groups, a, v, found: Found, hit) -> tuple[Bool[Array, " C"], Foun
     return hit & ~(found.threshold >= most), found._replace(most=most)
 
 
-def _bounded(group, place: int, a, v, sites, index, bounds):
-    """The bounds at the positions of some chains."""
+def _bound_some(group, place: int, a, v, sites, index, bounds):
     position, velocity = (x.at[:, index].get(mode="clip").T for x in (a, v))
     site = jnp.clip(sites.at[index].get(mode="clip") - place, 0, group.size - 1)
 
@@ -320,19 +318,18 @@ def lane_count(groups, chains: int) -> int:
     return min(chains, lanes)
 
 
-def _served(groups, a, v, found: Found, hit, passes, fault, number):
+def _decide_all(groups, a, v, found: Found, hit, passes, fault, number):
     """Decide the candidates by the records of their sites: new velocities, who accepted, passes and faults by site."""
     state, place = (v, jnp.zeros_like(hit), passes, fault), 0
     for group in groups:
         own = hit & (found.site >= place) & (found.site < place + group.size)
-        serve = functools.partial(_serve, group, place, a, found, number)
+        serve = functools.partial(_decide_some, group, place, a, found, number)
         state = _in_turn(own, lane_count((group,), hit.shape[0]), serve, state)
         place += group.size
     return state
 
 
-def _serve(group, place: int, a, found: Found, number, index, state):
-    """Some of the chains that wait for the sites of a group."""
+def _decide_some(group, place: int, a, found: Found, number, index, state):
     v, accepted, passes, fault = state
     position, velocity = (x.at[:, index].get(mode="clip").T for x in (a, v))
     some = Found(*gathered(index, tuple(found)))
@@ -356,27 +353,13 @@ def _serve(group, place: int, a, found: Found, number, index, state):
 # The engine ------------------------------------------------------------------------------------------------------------
 
 
-# The share of an accelerator's memory above which knots go to the host at once.
-MOST_FILLED = 0.5
-
-
-def knots_in_memory(knots: Chunk) -> Chunk:
-    """Knots as they are, or copied to the host where much of the accelerator's memory is in use."""
-    return knots.on_host() if filled_share() > MOST_FILLED else knots
+MOST_FILLED = 0.5  # share of an accelerator's memory above which knots go to the host at once
 
 
 def filled_share() -> float:
     """The share of the accelerator's memory that is in use."""
     found = jax.local_devices()[0].memory_stats()
     return found["bytes_in_use"] / found["bytes_limit"] if found else 1.0
-
-
-_begin_block = compiled(begin_block)
-
-
-@once
-def _at_rest(*args):
-    return strong_types(at_rest(*args))
 
 
 class Reached(NamedTuple):
@@ -419,30 +402,29 @@ class LockstepEngine(CompiledEngine):
         return 1
 
     def _start(self, state: State) -> None:
-        chains, sites = state.t.shape[0], len(self.federation.names)
-        self._first_requests, self.selective = None, False
-        passes = jnp.zeros((sites, chains), int)
-        self.progress = _at_rest(self.federation.groups, self.coordinator, self.keys, state, passes)
+        self.selective = False
+        self.progress = at_rest(self.federation.groups, self.coordinator, self.keys, state)
 
     def _start_block(self, until: float) -> None:
         self._ahead = None
-        self.progress = _begin_block(self.coordinator, self.keys, self.progress, jnp.asarray(float(until)))
+        self.progress = begin_block(self.coordinator, self.keys, self.progress, jnp.asarray(float(until)))
         self._first = self.progress.number
 
     @Uncollected()
     def _run_chunk(self, until, limit):
-        self.progress, record, reached = self._ahead or self._dispatched(until, limit)
+        self.progress, record, reached = self._ahead or self._dispatch(until, limit)
         if self._runs_ahead:
-            self._ahead = self._dispatched(until, limit)
+            self._ahead = self._dispatch(until, limit)
         self._last = Reached(*jax.device_get(tuple(reached)))
         return record, self._last.used
 
     def _knots(self, record: Record, used: int) -> Chunk:
         if not self._runs_ahead:
             return record.chunk(used)
-        return knots_in_memory(record.on_device(used))
+        knots = record.on_device(used)
+        return knots.on_host() if filled_share() > MOST_FILLED else knots
 
-    def _dispatched(self, until, limit):
+    def _dispatch(self, until, limit):
         return _run_chunk(
             self.federation.groups, self.coordinator, self.keys, self.progress, self._first, until, limit, self.rows
         )  # fmt: skip
@@ -461,25 +443,8 @@ class LockstepEngine(CompiledEngine):
         """Where every chain is."""
         return state_of(self.progress)
 
-    # On an accelerator every array operation outside of a compiled program takes longer than many iterations.
-    @property
-    def time(self) -> float:
-        """Process time that all chains have reached."""
-        return float(np.min(np.asarray(self.progress.t)))
-
-    @property
-    def plans(self) -> np.ndarray:
-        """Number of the next plan of each chain."""
-        return np.asarray(self.progress.number) + 1
-
-    @property
-    def passes(self) -> np.ndarray:
-        """Passes over each site's records so far."""
-        counts = np.zeros(len(self.federation.names), np.int64)
-        counts[self.federation.order] = np.asarray(self.progress.passes).sum(1)
-        return self._before[0] + counts
-
-    @property
-    def violations(self) -> np.ndarray:
-        """None: every bound is proved."""
-        return self._before[1]
+    def _counts(self) -> np.ndarray:
+        """Passes of each site; no violations, since every bound is proved."""
+        counts = np.zeros((2, len(self.federation.names)), np.int64)
+        counts[0, self.federation.order] = np.asarray(self.progress.passes).sum(1)
+        return counts

@@ -15,7 +15,7 @@ what the arrival has shown, and only if the arrival was late.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -30,24 +30,12 @@ from fedpdmc.sampling.coordinator import Coordinator, Itinerary, PublicKeys, Rou
 
 
 class LastRequest(eqx.Module):
-    """What a site was last asked, by chain; or the sites of a group, stacked.
+    """What a site was last asked, by chain; or the sites of a group, stacked."""
 
-    Attributes
-    ----------
-    path : Path
-        The site's own coordinates from the start of the plan with which it was asked, to the end of the block.
-    lead : (C,)
-        The start of that plan, as a time of the present one: zero or negative.
-    rest : Path
-        The part of the path that the site was sent.
-    since : (C,)
-        Where that part starts: the site is known to be silent before.
-    """
-
-    path: Path
-    lead: Float[Array, "*G C"]
-    rest: Path
-    since: Float[Array, "*G C"]
+    path: Path  # its own coordinates from the start of the plan with which it was asked, to the end of the block
+    lead: Float[Array, "*G C"]  # the start of that plan, as a time of the present one: zero or negative
+    rest: Path  # the part of the path that the site was sent
+    since: Float[Array, "*G C"]  # where that part starts: the site is known to be silent before
 
     def time(self, time: Float[Array, "*G C"]) -> Float[Array, "*G C"]:
         """A time of the part that was sent, as a time of the present plan."""
@@ -59,29 +47,14 @@ class LastRequest(eqx.Module):
 
 
 class Round(eqx.Module):
-    """Where the chains are between the two halves of a round.
-
-    Attributes
-    ----------
-    state : State
-    open : (C,)
-        The chains whose plan has not been answered by all sites.
-    answers : pytree
-        What `SitesInRound` know of the sites' answers.
-    itinerary : Itinerary or None
-        The plans under way; None where no chain is open.
-    requests : tuple of LastRequest, optional
-        What each site or group of sites was last asked; None where every site is asked about every plan.
-    broken : bool
-        Whether a site cannot go on, or a plan is not finite.
-    """
+    """Where the chains are between the two halves of a round."""
 
     state: State
-    open: Bool[Array, " C"]
-    answers: Any
-    itinerary: Itinerary | None = None
-    requests: tuple[LastRequest, ...] | None = None
-    broken: Bool[Array, ""] | bool = False
+    open: Bool[Array, " C"]  # the chains whose plan has not been answered by all sites
+    answers: Any  # what `SitesInRound` know of the sites' answers
+    itinerary: Itinerary | None = None  # the plans under way; None where no chain is open
+    requests: tuple[LastRequest, ...] | None = None  # by site or group; None where every site is asked about every plan
+    broken: Bool[Array, ""] | bool = False  # a site cannot go on, or a plan is not finite
 
 
 @runtime_checkable
@@ -104,14 +77,6 @@ class SitesInRound(Protocol):
         ...
 
 
-def one_round(
-    coordinator: Coordinator, keys: PublicKeys, now: Round, sites: SitesInRound, until: Float[Array, "*C"]
-) -> tuple[Round, RoundKnots, Any]:
-    """Both halves: `plan_and_ask`, then `move_on`."""
-    now, asked = plan_and_ask(coordinator, keys, now, sites, until)
-    return *move_on(coordinator, now, sites, until), asked
-
-
 def plan_and_ask(
     coordinator: Coordinator, keys: PublicKeys, now: Round, sites: SitesInRound, until: Float[Array, "*C"]
 ) -> tuple[Round, Any]:
@@ -132,7 +97,12 @@ def move_on(
     assert now.itinerary is not None
     arrivals, done = sites.arrivals(now)
     ready, requests = now.open & done, now.requests
-    state, knots, elapsed = finish_round(coordinator, now.state, now.itinerary, arrivals, _sent(requests), until, ready)
+    sent = None
+    if requests is not None:
+        # When each site was asked for its arrival, stacked over sites.
+        leads, since = zip(*((x.lead, x.since) for x in requests), strict=True)
+        sent = tuple(jnp.concatenate([x.reshape(-1, ready.shape[0]) for x in each]) for each in (leads, since))
+    state, knots, elapsed = finish_round(coordinator, now.state, now.itinerary, arrivals, sent, until, ready)
     if requests is not None:
         requests = tuple(request.later(elapsed) for request in requests)
     answers = sites.cut(now.answers, now.itinerary.path, state.t - now.state.t, ready)
@@ -155,53 +125,32 @@ def plan_ahead(
     return where_chains(new, itinerary, under_way)
 
 
-class Sent(NamedTuple):
-    """When sites were asked for their arrivals, stacked over sites: `LastRequest.lead` and `LastRequest.since`."""
-
-    lead: Float[Array, "sites C"]
-    since: Float[Array, "sites C"]
-
-
-def _sent(requests: tuple[LastRequest, ...] | None) -> Sent | None:
-    if requests is None:
-        return None
-    chains = requests[0].lead.shape[-1]
-    times = zip(*((x.lead, x.since) for x in requests), strict=True)
-    return Sent(*(jnp.concatenate([x.reshape(-1, chains) for x in one]) for one in times))
-
-
 @compiled_outside
 def finish_round(
     coordinator: Coordinator,
     state: State,
     itinerary: Itinerary,
     arrivals: Arrival,
-    sent: Sent | None,
+    sent: tuple[Float[Array, "sites C"], ...] | None,
     until: Float[Array, "*C"],
     ready: Bool[Array, " C"],
 ) -> tuple[State, RoundKnots, Any]:
     """The end of a round: chains that are ready move on to the earliest arrival.
 
-    ``sent`` is None where every site was asked about this plan. Otherwise arrivals are those along earlier plans: they are
+    ``sent`` is None where every site was asked about this plan. Otherwise it has `LastRequest.lead` and
+    `LastRequest.since` of all sites, and arrivals are those along earlier plans: they are
     moved to times of this one, those beyond its horizon are left out, and it is returned how much of the plan is kept.
     """
     if sent is None:
         return *coordinator.apply_arrivals(state, itinerary, arrivals, until, ready), None
-    horizon = itinerary.path.horizon
-    time = jnp.maximum(sent.lead + (sent.since + arrivals.time), 0.0)
+    (lead, since), horizon = sent, itinerary.path.horizon
+    time = jnp.maximum(lead + (since + arrivals.time), 0.0)
     arrivals = Arrival(time, arrivals.rang & (time < horizon), arrivals.mark)
     kept = jnp.minimum(jnp.min(jnp.where(arrivals.rang, arrivals.time, jnp.inf), 0), horizon)
     return *coordinator.apply_arrivals(state, itinerary, arrivals, until, ready), jnp.where(ready, kept, 0.0)
 
 
 # Which sites must be asked ---------------------------------------------------------------------------------------------
-
-
-class Decision(NamedTuple):
-    """Whether a site is asked about a chain, and from which time of the new plan on."""
-
-    ask: Bool[Array, " C"]
-    since: Float[Array, " C"]
 
 
 def applies(columns, coordinator: Coordinator) -> bool:
@@ -250,13 +199,18 @@ def first_difference(old: Path, lead: Float[Array, " C"], new: Path) -> Float[Ar
     return jnp.min(jnp.where(different & (times >= 0), times, jnp.inf), 1)
 
 
-def decide(request: LastRequest, arrival: Arrival, new: Path, left: Float[Array, " C"]) -> Decision:
-    """The rule: an arrival up to σ stays valid, and a site without an arrival in the rest of the block is not asked."""
+def decide(
+    request: LastRequest, arrival: Arrival, new: Path, left: Float[Array, " C"]
+) -> tuple[Bool[Array, " C"], Float[Array, " C"]]:
+    """Whether a site is asked about each chain, and from which time of the new plan on.
+
+    An arrival up to σ stays valid, and a site without an arrival in the rest of the block is not asked.
+    """
     sigma = first_difference(request.path, request.lead, new)
     silent = jnp.maximum(jnp.minimum(sigma, request.lead + request.path.horizon), 0.0)
     # For the site whose event it was, σ is zero: its arrival has been used and is no longer valid.
     stands = arrival.rang & (request.time(arrival.time) <= sigma) & (sigma > 0)
-    return Decision(~(stands | (silent >= left)), silent)
+    return ~(stands | (silent >= left)), silent
 
 
 def consider(
@@ -271,9 +225,9 @@ def consider(
 
     ``path`` is the site's own to the end, as `to_the_end` gives it.
     """
-    decision = decide(request, arrival, path, left)
-    ask = new & decision.ask
-    fresh = LastRequest(path, jnp.zeros_like(left), path_since(dynamics, path, decision.since), decision.since)
+    ask, since = decide(request, arrival, path, left)
+    ask &= new
+    fresh = LastRequest(path, jnp.zeros_like(left), path_since(dynamics, path, since), since)
     return where_chains(ask, fresh, request), ask
 
 

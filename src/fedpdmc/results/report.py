@@ -26,7 +26,7 @@ from fedpdmc.results.forest_plot import (
     forest,
     numbers,
     row_of,
-    shortened,
+    shorten,
     site_panels,
 )
 from fedpdmc.results.summary import bounds_line, information_lines, privacy_lines
@@ -35,8 +35,9 @@ from fedpdmc.validation import LEVEL
 if TYPE_CHECKING:
     from fedpdmc.results.posterior import Posterior
 
-# Coefficients whose estimates are drawn by site; columns of a table that is not wrapped; inches of a figure.
-MOST_BY_SITE, MOST_COLUMNS, WIDTH = 6, 10, 5.4
+MOST_BY_SITE = 6  # coefficients whose estimates are drawn by site
+MOST_COLUMNS = 10  # of a table that is not wrapped
+WIDTH = 5.4  # inches of a figure
 MOST_UNEVEN = 50.0  # ratio of the widest to the narrowest posterior on one axis
 INCREMENTS = (
     "Per increment in brackets, in the column's own units; a level against the first one, a column of zeros and ones from 0 "
@@ -87,6 +88,7 @@ footer { margin-top: 3rem; font-size: .85rem; opacity: .75; }
     + "}\n"
 )
 
+NOT_PRIVATE = "<p>No site had a privacy budget: what is released is not differentially private.</p>"
 NOT_ASSESSED = "not assessed: see fp.assessment.assess(post, sites), or `fedpdmc assess` at each site."
 GLOSSARY = (
     "Pull: the change of a posterior mean, in posterior sd, per unit of power on a site's likelihood or on the prior. "
@@ -122,19 +124,28 @@ def write_report(
     if effect_scale is not None:
         post.settings.setdefault("effect_scale", dict(effect_scale))
     logs, dropped = logs or {}, dropped or {}
+    one_shot, chosen = post.settings.get("exact") is False, str(post.settings.get("chosen"))
+    exactness = "" if one_shot else f"<p>{escape(bounds_line(post))}</p><pre>{escape(str(post.certificate))}</pre>"
+    shown = list(draws_of(post).items())
+    densities = "".join(as_svg(density(name, x), escape(f"density of {name}")) for name, x in shown[:MOST_DENSITIES])
+    densities = f'<h3>Densities</h3><div class="small">{densities}</div>'
+    if len(shown) > MOST_DENSITIES:
+        densities += f"<p>The first {MOST_DENSITIES} of {len(shown)} parameters are drawn.</p>"
     head = title or post.settings.get("study") or "A federated posterior"
     sections = [
-        _verdict(post),
+        f'<p class="verdict">{escape(chosen)}</p>' if one_shot else _verdict(post),
         _fit(assessment),
         _dropped(dropped),
         _section("Question", f"<p>{escape(question)}</p>") if question else "",
         _section("Model", _list(about)) if about else "",
-        _section("Estimates", _table(post.summary()._formatted()) + _effects(post, sites, naming) + _densities(post)),
+        _section("Estimates", _table(post.summary()._formatted()) + _effects(post, sites, naming) + densities),
         _section("Sites", _sites(post, released)),
-        _section("Convergence", _convergence(post)),
+        _section(
+            "Convergence", "<p>Independent draws: there is nothing to converge.</p>" if one_shot else _convergence(post)
+        ),
         _fit_at_sites(assessment),
-        _section("Privacy", _privacy(post)),
-        _section("Exactness", _exactness(post)),
+        _section("Privacy", _list(lines) if (lines := privacy_lines(post.privacy)) else NOT_PRIVATE),
+        _section("Exactness", f"<p>{escape(chosen)}</p>" if one_shot else exactness),
         _section("Methods", f"<blockquote>{escape(methods_text(post, about))}</blockquote>"),
         _section("Citation", f"<p>{escape(PAPER)}</p>"),
         _section("Record of the run", _facts(post, logs)),
@@ -184,8 +195,6 @@ def _name(text: Any) -> str:
 
 
 def _verdict(post: Posterior) -> str:
-    if post.settings.get("exact") is False:
-        return f'<p class="verdict">{escape(post.settings["chosen"])}</p>'
     kind = "verdict" if post.verdict.converged else "verdict bad"
     return f'<p class="{kind}"><b>Sampling</b>: {escape(str(post.verdict))}</p>'
 
@@ -200,7 +209,6 @@ def _fit(assessment: Any) -> str:
 
 
 def _dropped(dropped: Mapping[str, tuple[int, int]]) -> str:
-    """Records that were left out, by site."""
     if not dropped:
         return ""
     shares = [f"{site} {gone:,} of {read:,} ({100 * gone / read:.0f} %)" for site, (gone, read) in dropped.items()]
@@ -209,7 +217,6 @@ def _dropped(dropped: Mapping[str, tuple[int, int]]) -> str:
 
 
 def _effects(post: Posterior, sites: Any, naming: Any) -> str:
-    """Effects on the scale of the family: a table and a forest plot of each kind, and estimates by site."""
     scale = EffectScale.of(post)
     known, values, parts = post.settings.get("effect_scale") is not None, draws_of(post), []
     for kind in scale.kinds:
@@ -220,8 +227,11 @@ def _effects(post: Posterior, sites: Any, naming: Any) -> str:
         words = re.sub("ratio|difference|parameter", lambda found: f"{found[0]}s", kind, count=1)
         parts.append(f"<h3>{escape(words[:1].upper() + words[1:])}</h3>")
         if known:
-            told = [numbers(row.low, row.middle, row.high, scale.ratio) for row in rows]
-            shown = {f"{kind} (median)": [row[0] for row in told], WORDS: [f"{low} to {high}" for _, low, high in told]}
+            texts = [numbers(row.low, row.middle, row.high, scale.ratio) for row in rows]
+            shown = {
+                f"{kind} (median)": [row[0] for row in texts],
+                WORDS: [f"{low} to {high}" for _, low, high in texts],
+            }
             parts.append(_table(pd.DataFrame(shown, index=pd.Index([row.label for row in rows]))))
             parts.append(f"<p>{INCREMENTS}</p>" if kind == next(iter(scale.kinds)) else "")
         spread = [float(np.std(one.draws)) for one in effects]
@@ -237,21 +247,20 @@ def _effects(post: Posterior, sites: Any, naming: Any) -> str:
 
 def _by_site(post: Posterior, scale: EffectScale, sites: Any, naming: Any) -> str:
     """Estimates by each site's own records, where they are known."""
-    told = scale.effects(draws_of(post))
+    effects = scale.effects(draws_of(post))
     try:
-        panels, how = site_panels(post, scale, told[:MOST_BY_SITE], None, None, LEVEL, sites, naming)
+        panels, how = site_panels(post, scale, effects[:MOST_BY_SITE], None, None, LEVEL, sites, naming)
     except InputError:
         return ""
     if not panels or not 3 <= len(panels[0][1]) <= MOST_ROWS:
         return ""
     drawn = [forest(Figure(layout="constrained"), [one], scale, None, LEVEL, width=WIDTH)[0].figure for one in panels]
-    some = f" The first {MOST_BY_SITE} of {len(told)} coefficients are drawn." if len(told) > MOST_BY_SITE else ""
+    some = f" The first {MOST_BY_SITE} of {len(effects)} coefficients are drawn." if len(effects) > MOST_BY_SITE else ""
     words = f"{how[:1].upper()}{how[1:]}. {WEIGHTS}{some}"
     return f"<h3>By site</h3><p>{escape(words)}</p>" + "".join(_svg(one, "forest plot by site") for one in drawn)
 
 
 def _fit_at_sites(assessment: Any) -> str:
-    """The tables, and Kaplan-Meier estimates of each site over the model's survival."""
     if assessment is None:
         return ""
     body = assessment._repr_html_()
@@ -265,22 +274,14 @@ def _svg(figure: Figure, title: str) -> str:
     return as_svg(figure, title).replace("<svg", '<svg class="figure"', 1)
 
 
-def _densities(post: Posterior) -> str:
-    values = draws_of(post)
-    shown = list(values.items())[:MOST_DENSITIES]
-    drawn = "".join(as_svg(density(name, x), escape(f"density of {name}")) for name, x in shown)
-    some = f"<p>The first {len(shown)} of {len(values)} parameters are drawn.</p>" if len(values) > len(shown) else ""
-    return f'<h3>Densities</h3><div class="small">{drawn}</div>{some}'
-
-
 def _sites(post: Posterior, released: Sequence[str]) -> str:
     names = post.settings.get("sites") or [f"site {i}" for i in range(len(post.messages))]
     counts = (post.messages, post.bytes, post.gradient_evaluations)
     if any(len(count) != len(names) for count in counts):
         names = [f"site {i}" for i in range(len(post.messages))]
     columns = ("messages", "bytes", "passes over its records")
-    told = {name: [f"{x:,}" for x in count] for name, count in zip(columns, counts, strict=True)}
-    table = pd.DataFrame(told, index=pd.Index(names))
+    cells = {name: [f"{x:,}" for x in count] for name, count in zip(columns, counts, strict=True)}
+    table = pd.DataFrame(cells, index=pd.Index(names))
     # The member that walks the prior is the coordinator's own: it has no records and no line to it.
     site = np.asarray([name != post.settings.get("prior_site") for name in names])
     cost = f"<p>{post.rounds} rounds of communication, {int(post.bytes[site].sum()):,} bytes in all.</p>"
@@ -292,37 +293,23 @@ def _sites(post: Posterior, released: Sequence[str]) -> str:
 
 
 def _convergence(post: Posterior) -> str:
-    if post.settings.get("exact") is False:
-        return "<p>Independent draws: there is nothing to converge.</p>"
     both = zip(post.ess().items(), post.rhat().values(), strict=True)
     shown = pd.DataFrame({name: {"ESS": f"{x:,.0f}", "R-hat": f"{r:.3f}"} for (name, x), r in both}).T
     words = "The energy is a quadratic form of all parameters. R-hat is nested: chains are compared in four groups."
     return _table(shown) + f"<p>{words}</p>" + _svg(paths(post), "paths of one chain")
 
 
-def _privacy(post: Posterior) -> str:
-    none = "<p>No site had a privacy budget: what is released is not differentially private.</p>"
-    return _list(lines) if (lines := privacy_lines(post.privacy)) else none
-
-
-def _exactness(post: Posterior) -> str:
-    if post.settings.get("exact") is False:
-        return f"<p>{escape(str(post.settings['chosen']))}</p>"
-    return f"<p>{escape(bounds_line(post))}</p><pre>{escape(str(post.certificate))}</pre>"
-
-
 def _facts(post: Posterior, logs: Mapping[str, str]) -> str:
     keys = "dynamics reference control chosen chains duration burn_in seed study contract run versions".split()
-    told = {key: post.settings[key] for key in keys if post.settings.get(key) not in (None, "")}
-    told |= {f"log of {site}, SHA-256": seal for site, seal in logs.items()}
-    rows = "".join(f"<dt>{escape(key)}</dt><dd>{escape(_words(value))}</dd>" for key, value in told.items())
+    facts = {key: post.settings[key] for key in keys if post.settings.get(key) not in (None, "")}
+    facts |= {f"log of {site}, SHA-256": seal for site, seal in logs.items()}
+    for key, value in facts.items():
+        if isinstance(value, dict):
+            facts[key] = ", ".join(f"{name} {one}" for name, one in value.items())
+        elif isinstance(value, float):
+            facts[key] = f"{value:.6g}"
+    rows = "".join(f"<dt>{escape(key)}</dt><dd>{escape(str(value))}</dd>" for key, value in facts.items())
     return f"<dl>{rows}</dl>"
-
-
-def _words(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {one}" for key, one in value.items())
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 PAPER = "Bierkens, J. and Duncan, A. Federated Bayesian Computation via Piecewise Deterministic Markov Processes."
@@ -339,11 +326,12 @@ def methods_text(post: Posterior, about: Sequence[str]) -> str:
     sites = len(post.messages) - (settings.get("prior_site") is not None)
     version = settings.get("versions", {}).get("fedpdmc", "")
     prior = next((line.removeprefix("prior: ") for line in about if line.startswith("prior: ")), None)
-    told = f"Model: {about[0]}. " if about else ""
-    told += f"The prior was {prior}. " if prior else ""
+    left_out = "".join(f" {line[:1].upper()}{line[1:]}." for line in about if line.endswith(DROPPED))
+    model = f"Model: {about[0]}. " if about else ""
+    model += f"The prior was {prior}. " if prior else ""
     if settings.get("method") == "private-laplace":
         return (
-            f"{told}A differentially private approximation of the posterior of {len(post.names)} parameters was made from "
+            f"{model}A differentially private approximation of the posterior of {len(post.names)} parameters was made from "
             f"noisy derivatives of {sites} sites with fedpdmc {version}; the noise is part of the reported uncertainty. "
             "Records did not leave the sites."
         )
@@ -358,23 +346,20 @@ def methods_text(post: Posterior, about: Sequence[str]) -> str:
     reference = settings.get("reference")
     whitened = f" on a {reference} reference with {settings.get('control')} control variates" if reference else ""
     return (
-        f"{told}The posterior of {len(post.names)} parameters was sampled with fedpdmc {version}, a federated piecewise "
+        f"{model}The posterior of {len(post.names)} parameters was sampled with fedpdmc {version}, a federated piecewise "
         f"deterministic Markov process ({settings['dynamics']}){whitened}, from records at {sites} "
         f"site{'s' if sites != 1 else ''} that were not pooled. {exact}. {post.chains} chains ran to process time "
         f"{post.duration:g} after a burn-in of {settings.get('burn_in', 0):g}, in {post.rounds} rounds of communication. "
         f"The smallest bulk effective sample size was {ess:,.0f}, the largest nested R-hat {rhat:.3f}, the energy included. "
-        f"Intervals of the estimates have equal tails and hold {100 * LEVEL:g} % of the posterior.{_left_out(about)}"
+        f"Intervals of the estimates have equal tails and hold {100 * LEVEL:g} % of the posterior.{left_out}"
     )
 
 
-def _left_out(about: Sequence[str]) -> str:
-    return "".join(f" {line[:1].upper()}{line[1:]}." for line in about if line.endswith(DROPPED))
-
-
-MOST_DENSITIES, MOST_PATHS, PATH_TIME = 12, 3, 30.0
-BINS = 60
-# Number of characters of a name that are drawn.
-LONGEST_NAME = 24
+MOST_DENSITIES = 12  # that are drawn
+MOST_PATHS = 3  # coordinates whose paths are drawn
+PATH_TIME = 30.0  # process time of a path
+BINS = 60  # of a density
+LONGEST_NAME = 24  # characters of a name that are drawn
 
 
 def as_svg(figure: Figure, title: str) -> str:
@@ -401,7 +386,7 @@ def density(name: str, values: np.ndarray) -> Figure:
     axes.hist(inside, bins=BINS, density=True, color=ACCENT, alpha=0.75)
     axes.spines["left"].set_visible(False)
     axes.set_yticks([])
-    axes.set_title(shortened(name, LONGEST_NAME), fontsize=9)
+    axes.set_title(shorten(name, LONGEST_NAME), fontsize=9)
     axes.tick_params(labelsize=8)
     axes.xaxis.set_major_locator(MaxNLocator(3))
     axes.ticklabel_format(axis="x", style="sci", scilimits=(-3, 4))
@@ -421,7 +406,7 @@ def paths(post: Posterior) -> Figure:
     for i in range(count):
         axes = axes_of(figure, count, 1, i + 1)
         axes.plot(times[kept], draws[kept, i], color=ACCENT, linewidth=1.0)
-        axes.set_title(shortened(post.names[i]), fontsize=9, loc="left")
+        axes.set_title(shorten(post.names[i]), fontsize=9, loc="left")
         axes.tick_params(labelsize=8)
     axes.set_xlabel("process time of one chain (in the coordinates that were sampled)", fontsize=9)
     return figure
