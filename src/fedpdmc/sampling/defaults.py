@@ -535,7 +535,8 @@ def _make_reference(
         return identity, reference
     try:
         if reference == VB:
-            found = vb(sites, prior, start=start, names=names, bend=free)
+            # Log spreads are not bent with constraints.
+            found = vb(sites, prior, start=start, names=names, bend=constraints is None)
         else:
             found = laplace(sites, prior, start=start, names=names)
     except (ImproperPosterior, NoMode, ModeNotFound, NotFinite) as error:

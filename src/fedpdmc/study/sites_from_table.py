@@ -111,9 +111,8 @@ def _categories(table: Any, name: str) -> tuple[tuple[str, ...] | None, bool]:
     """The categories of a pandas Categorical or a polars Enum, and whether they are ordered; None for other columns."""
     column = as_frame(table)[name].to_native()
     if isinstance(column, pd.Series) and isinstance(column.dtype, pd.CategoricalDtype):
-        return tuple(
-            str(one).lower() if isinstance(one, (bool, np.bool_)) else str(one) for one in column.cat.categories
-        )
+        names = (str(one).lower() if isinstance(one, (bool, np.bool_)) else str(one) for one in column.cat.categories)
+        return tuple(names), bool(column.cat.ordered)
     if isinstance(column, pl.Series) and isinstance(column.dtype, pl.Enum):
         return tuple(column.dtype.categories.to_list()), True
     return None, False
@@ -188,12 +187,16 @@ def declare(
     )  # fmt: skip
 
 
+def _has_words(seen: pl.Series) -> bool:
+    return bool(seen.dtype == pl.String and seen.cast(pl.Float64, strict=False).is_null().any())
+
+
 def _kind(seen: pl.Series, role: str, levels: tuple[str, ...] | None, named: bool) -> str:
     if role in ("level", "status") or levels is not None or named:
         return "level"
     if role != "covariate":
         return "count" if role == "count" else "number"
-    text = seen.dtype == pl.String and seen.cast(pl.Float64, strict=False).is_null().any()
+    text = _has_words(seen)
     return "level" if text else "number"
 
 
@@ -730,7 +733,7 @@ def _whole(parts: Mapping[str, Any], used: Sequence[str]) -> dict[str, _Values]:
         levels = tuple(dict.fromkeys(level for one in ordered for level in one)) if ordered else None
         own = {site: series[column] for site, (_, series) in zip(parts, read, strict=True)}
         fractions = [site for site, one in own.items() if one.dtype == pl.Float64]
-        texts = [site for site, one in own.items() if one.dtype == pl.String and not _all_numbers(one.drop_nulls())]
+        texts = [site for site, one in own.items() if _has_words(one.drop_nulls())]
         if fractions and texts:
             unlike = f"numbers at site {fractions[0]!r}, text at site {texts[0]!r}"
             raise InputError(f"column {column!r}", unlike, "Give it the same kind at all sites.")
