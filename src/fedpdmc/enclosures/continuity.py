@@ -33,9 +33,8 @@ from jax._src import source_info_util
 
 from fedpdmc._jax.by_numpy import scan_lengths
 from fedpdmc._jax.programs import INNER, called, equations, evaluate
-from fedpdmc.enclosures.cell_values import Cell
 from fedpdmc.enclosures.control_flow import Shifted, settle, shifted, shifted_rule
-from fedpdmc.enclosures.domain import is_point, is_zero
+from fedpdmc.enclosures.domain import MOVES, PLAIN, is_point, is_zero
 from fedpdmc.enclosures.formulas import (
     NOISE,
     PARAMETERS,
@@ -60,6 +59,7 @@ from fedpdmc.enclosures.formulas import (
     subtract,
     surfaces_of,
 )
+from fedpdmc.enclosures.intervals import Box
 from fedpdmc.enclosures.known_functions import (
     BRANCHED,
     CALLS,
@@ -73,7 +73,6 @@ from fedpdmc.enclosures.known_functions import (
     place_of,
     within_known,
 )
-from fedpdmc.enclosures.shared_rules import MOVES, PLAIN
 from fedpdmc.errors import Discontinuous
 
 # Arrays of data of at most this size are known in a proof: none first, then all. `model_trial` leaves out the second.
@@ -346,7 +345,7 @@ class _Reader(NormalForms):
             return [self._unknown(shapes[0])]
         if varies:
             jump = name in DISCONTINUOUS or any(map(depends, places)) or (name == "sort" and len(values) > 1)
-            if jump or not (self.lenient or Cell.knows(name) or name in MOVES or name in CONTINUOUS):
+            if jump or not (self.lenient or Box.knows(name) or name in MOVES or name in CONTINUOUS):
                 raise self.refuse("of a value that depends on the parameters")
         if name == "cholesky" and varies and not self._is_symmetric(values[0]):
             raise self.refuse(ONE_SIDED)
