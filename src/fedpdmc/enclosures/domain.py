@@ -23,6 +23,8 @@ from jax import lax
 from jax.extend.core import primitives
 from jaxtyping import Array
 
+from fedpdmc.enclosures.primitives import known
+
 # rule(domain, params, *forms) -> form, or a tuple of them for primitives with several results
 Rule = Callable[..., Any]
 Form = Any  # an array, or an Enclosure
@@ -497,22 +499,12 @@ def _scatter(domain: Domain, params: Any, operand: Form, indices: Form, updates:
     return domain.fields(lambda part, new: primitives.scatter_p.bind(part, indices, new, **params), operand, updates)
 
 
-# Primitives that only move entries, so that every part of a form moves in the same way: how many leading arguments are data
-# (None: all); the others are indices, which must be points.
-MOVES: dict[str, int | None] = {
-    "broadcast_in_dim": 1, "reshape": 1, "squeeze": 1, "transpose": 1, "rev": 1, "copy": 1, "copy_p": 1, "slice": 1,
-    "tile": 1,
-    "concatenate": None, "stack": None, "unstack": 1, "split": 1, "pad": 2, "gather": 1, "dynamic_slice": 1,
-    "dynamic_update_slice": 2, "optimization_barrier": None,
-}  # fmt: skip
-
-
 def move(domain: Domain, equation: Any, forms: list[Form]) -> list[Form]:
-    """The results of a primitive that moves entries."""
+    """The results of a primitive that only moves entries, so that every part of a form moves in the same way."""
     primitive = equation.primitive
     params, fill = _split_fill(primitive.name, equation.params)
-    count = MOVES[primitive.name]
-    data, rest = (forms, []) if count is None else (forms[:count], forms[count:])
+    count = known(primitive.name).moves
+    data, rest = (forms, []) if count < 0 else (forms[:count], forms[count:])
     if not all(is_point(form) for form in rest):
         raise NotImplementedError("at a place that depends on the parameters")
     data = [domain.truths(form)[0] if isinstance(form, Assumed) else form for form in data]

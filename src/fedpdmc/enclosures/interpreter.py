@@ -15,7 +15,6 @@ from jax.extend import core
 from fedpdmc._jax.programs import INNER, Frame, called, equations, evaluate, prune
 from fedpdmc.enclosures.control_flow import CONTROL, Shifted, settle, shifted, shifted_rule
 from fedpdmc.enclosures.domain import (
-    MOVES,
     Assumed,
     Domain,
     Enclosure,
@@ -28,11 +27,9 @@ from fedpdmc.enclosures.domain import (
 )
 from fedpdmc.enclosures.intervals import Box, numbers_of
 from fedpdmc.enclosures.known_functions import CALLS, largest_of, line_of, name_of_call, order_of, sigmoid_of
+from fedpdmc.enclosures.primitives import known
 from fedpdmc.enclosures.taylor_models import Curve, TimeInterval
 from fedpdmc.errors import NoEnclosure
-
-# Computed while tracing if all arguments are constants of the program, so that zeros are known to be zeros.
-FOLDED = {"add", "broadcast_in_dim", "convert_element_type", "mul", "neg", "reshape", "squeeze", "sub"}
 
 
 def enclose(function: Callable, domain: Domain | None = None) -> Callable:
@@ -130,7 +127,7 @@ def _evaluate(domain: Domain, equation, forms) -> list[Form]:
     if name in INNER:
         return _call(domain, equation, forms)
     if all(is_point(form) for form in forms):
-        if name in FOLDED and all(is_static(form) for form in forms):
+        if known(name).folded and all(is_static(form) for form in forms):
             with jax.ensure_compile_time_eval():
                 return [np.asarray(equation.primitive.bind(*forms, **params))]
         found = equation.primitive.bind(*forms, **params)
@@ -152,7 +149,7 @@ def _evaluate(domain: Domain, equation, forms) -> list[Form]:
 def _by_rule(domain: Domain, equation, forms) -> list[Form]:
     """Evaluate an equation by the domain's rule, or as a move of entries."""
     name = equation.primitive.name
-    if not domain.knows(name) and name not in MOVES:
+    if not domain.knows(name) and not known(name).moves:
         raise NoEnclosure(name, line_of(equation))
     found = domain.rule(name, equation.params, *forms) if domain.knows(name) else NotImplemented
     if found is NotImplemented:
