@@ -80,17 +80,19 @@ def test_a_choice_with_many_cases_is_one_value_if_it_is_continuous_and_else_refu
 
 
 def test_the_adversary_notices_a_bound_that_is_too_small_and_shrinks_the_program(monkeypatch):
-    """With the second derivative of the exponential left out."""
-    from fedpdmc.enclosures import special_functions
+    """With the remainder of the exponential left out."""
+    from fedpdmc.enclosures.special_functions import FUNCTIONS
 
-    wrong = special_functions.FUNCTIONS["exp"]._replace(
-        second=lambda x: special_functions.Interval(0.0 * x.lo, 0.0 * x.hi)
-    )
-    monkeypatch.setitem(special_functions.FUNCTIONS, "exp", wrong)
+    right = FUNCTIONS["exp"]
+
+    def wrong(x, far, order):
+        return right.local(x, far, order)._replace(beyond=0.0 * x)
+
+    monkeypatch.setitem(FUNCTIONS, "exp", right._replace(local=wrong))
     tree = ("add", ("square", ("exp", ("eta",))), ("scale",))
     with pytest.raises(Violation) as found:
-        attack(tree, 0)
-    least, _ = shrunk(tree, 0, False, str(found.value))
+        attack(tree, 1)
+    least, _ = shrunk(tree, 1, False, str(found.value))
     assert least in (("exp", ("eta",)), ("square", ("exp", ("eta",))))
 
 

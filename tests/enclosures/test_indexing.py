@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 
 from fedpdmc._jax.by_numpy import mapped_by_numpy
-from fedpdmc.enclosures import Cell, Interval, Series, TimeInterval, enclose, smoothed, span
+from fedpdmc.enclosures import Interval, TimeInterval, enclose, smoothed
 from fedpdmc.enclosures.taylor_models import whole
 from fedpdmc.errors import NoEnclosure
 from fedpdmc.potentials.jax_function import curved_path
@@ -95,23 +95,20 @@ def held(name, lo, value, hi, widest=300.0):
 
 def on_interval(f):
     found = enclose(f)(Interval(jnp.asarray(X - 0.1), jnp.asarray(X + 0.1)))
-    found = found if isinstance(found, Interval) else span(Cell(0.0), found)
+    found = found if isinstance(found, Interval) else Interval(found, found)
     at = X + np.random.default_rng(0).uniform(-0.1, 0.1, (5, 3))
     return found.lo, [f(jnp.asarray(a)) for a in (*at, X - 0.1, X + 0.1)], found.hi
 
 
-def on_series(f):
-    cell, v = Cell(0.2, True), np.array([0.5, 1.0, -2.0])
-    found = enclose(f, cell)(Series(jnp.asarray(X), jnp.full(3, 1e-14), jnp.asarray(v), jnp.asarray(-X)))
-    found = span(cell, found)
-    return found.lo, [f(jnp.asarray(X * np.cos(s) + v * np.sin(s))) for s in (0.0, 0.07, 0.2)], found.hi
+def on_line(f):
+    return on_curve(f, 1, True)
 
 
-def on_curve(f):
+def on_curve(f, order=3, rotating=False):
     v = np.array([0.5, 1.0, -2.0])
-    path = curved_path(False, jnp.asarray(X)[:, None], jnp.asarray(v)[:, None], jnp.asarray([0.2]), 3)[0]
-    found = whole(enclose(f, TimeInterval(3))(path))
-    values = [f(jnp.asarray(X + v * s)) for s in (0.0, 0.07, 0.2)]
+    path = curved_path(rotating, jnp.asarray(X)[:, None], jnp.asarray(v)[:, None], jnp.asarray([0.2]), order)[0]
+    found = whole(enclose(f, TimeInterval(order))(path))
+    values = [f(jnp.asarray(X * np.cos(s) + v * np.sin(s) if rotating else X + v * s)) for s in (0.0, 0.07, 0.2)]
     if not hasattr(found, "range"):
         return found, values, found
     shape = (*found.shape, 1)
@@ -125,7 +122,7 @@ def pairs(everyday):
             domain, table, id=f"{domain.__name__}-{name}",
             marks=() if table is SOME and domain in everyday else pytest.mark.long,
         )
-        for domain in (on_interval, on_series, on_curve)
+        for domain in (on_interval, on_line, on_curve)
         for name, table in (("some", SOME), ("all", CASES))
     ]  # fmt: skip
 
@@ -174,7 +171,7 @@ def test_gradients_are_those_of_the_values(table):
             np.testing.assert_allclose(mapped_by_numpy(gradient, at), slopes, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
-@pytest.mark.parametrize(("domain", "table"), pairs([on_series, on_curve]))
+@pytest.mark.parametrize(("domain", "table"), pairs([on_line, on_curve]))
 def test_gradients_are_held(domain, table):
     for name, f in table.items():
         lo, values, hi = domain(jax.grad(squared(f)))

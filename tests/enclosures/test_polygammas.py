@@ -8,8 +8,8 @@ import mpmath
 import numpy as np
 import pytest
 
-from fedpdmc.enclosures import taylor_models
-from fedpdmc.enclosures.taylor_models import LOCAL
+from fedpdmc.enclosures import special_functions
+from fedpdmc.enclosures.special_functions import FUNCTIONS, polygamma
 
 pytestmark = pytest.mark.usefixtures("double")
 
@@ -25,10 +25,9 @@ def exact(m, x):
 def test_values_lie_within_their_errors(right, monkeypatch):
     if not right:
         # One term left out.
-        monkeypatch.setattr(
-            taylor_models, "BERNOULLI", (*taylor_models.BERNOULLI[:2], 0.0, *taylor_models.BERNOULLI[3:])
-        )
-    found = jax.jit(lambda x: taylor_models.polygammas(x, range(6)))(jnp.asarray(POINTS))
+        terms = special_functions.BERNOULLI
+        monkeypatch.setattr(special_functions, "BERNOULLI", (*terms[:2], 0.0, *terms[3:]))
+    found = jax.jit(lambda x: special_functions.polygammas(x, range(6)))(jnp.asarray(POINTS))
     inside = [
         abs(float(v) - exact(m, x)) <= float(e)
         for m, (value, error) in enumerate(found)
@@ -40,21 +39,22 @@ def test_values_lie_within_their_errors(right, monkeypatch):
 @pytest.mark.parametrize("first", [-1, 0, 1])
 def test_the_next_derivative_is_bounded_on_the_range(first):
     x, far = jnp.asarray([0.3, 2.0, 40.0]), jnp.asarray([0.2, 0.7, 39.9])
-    values, errors, beyond = taylor_models.polygammas_about(first, x, far, 3)
+    function = {-1: FUNCTIONS["lgamma"], 0: FUNCTIONS["digamma"], 1: polygamma(1)}[first]
+    values, errors, beyond = function.local(x, far, 3)
     for i, (middle, reach) in enumerate(zip(np.asarray(x), np.asarray(far), strict=True)):
         for k in range(4):
             wanted = exact(first + k, middle) / float(mpmath.factorial(k))
             assert abs(float(values[k][i]) - wanted) <= float(errors[k][i])
         worst = max(abs(exact(first + 4, y)) for y in (middle - reach, middle + reach)) / 24
         assert worst <= float(beyond[i]) <= 1.001 * worst
-    assert np.isinf(taylor_models.polygammas_about(first, x[:1], jnp.asarray([0.3]), 3)[2])
+    assert np.isinf(function.local(x[:1], jnp.asarray([0.3]), 3).beyond)
 
 
 @pytest.mark.parametrize("right", [True, False])
 def test_log_ndtr_lies_within_its_errors(right):
     """Against many digits, below and above the places where its formula changes; not with one derivative for another."""
     x = np.concatenate([np.linspace(-40, 10, 21), [-20.0, -8.0, -7.999, 0.0, 2.07]])
-    known = LOCAL["log_ndtr"](jnp.asarray(x), jnp.asarray(0.3), 3)
+    known = FUNCTIONS["log_ndtr"].local(jnp.asarray(x), jnp.asarray(0.3), 3)
 
     @functools.cache
     def wanted(k, at):

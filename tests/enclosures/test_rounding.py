@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import fedpdmc as fp
-from fedpdmc._jax.by_numpy import mapped_by_numpy
-from fedpdmc.enclosures import Cell, Curve, Series, TimeInterval, control_flow, enclose
+from fedpdmc._jax.by_numpy import by_numpy
+from fedpdmc.enclosures import Curve, Interval, TimeInterval, control_flow, enclose
 from fedpdmc.errors import InputError, NoEnclosure
 
 DATA = np.random.default_rng(0).exponential(1.0, 20)
@@ -21,26 +21,29 @@ def product_in_32_bits(x):
     return jnp.dot(x, x, preferred_element_type=jnp.float32).astype(float)
 
 
+def path(start, velocity, length, slack=1e-14):
+    """A line from a number or a vector; the middle of its interval is where time is one half of the length."""
+    start, half = jnp.asarray(start)[..., None], 0.5 * length * jnp.asarray(velocity)[..., None]
+    return Curve((start + half, half), jnp.full(start.shape, slack))
+
+
 @pytest.mark.usefixtures("double")
-def test_fewer_bits_are_allowed_for_on_cells():
+@pytest.mark.parametrize("order", [1, 3])
+def test_fewer_bits_are_allowed_for(order):
     f, x = in_32_bits, np.array([0.3, 0.1])
     v = np.array([1.0, -2.0])
-    found = enclose(f, Cell(0.1))(Series(jnp.asarray(x), jnp.full(2, 1e-14), jnp.asarray(v)))
+    found = enclose(f, TimeInterval(order))(path(x, v, 0.1))
     for s in np.linspace(0.0, 0.1, 7):
-        value, middle = float(f(jnp.asarray(x + s * v))), float(found.value + s * found.slope)
-        low, high = (0.0 if end is None else float(end) for end in (found.low, found.high))
-        assert middle - found.error + low * s * s <= value <= middle + found.error + high * s * s
-    assert 1e-7 < found.error < 1e-2
+        value = float(f(jnp.asarray(x + s * v)))
+        middle = sum(float(part[0]) * (20 * s - 1) ** k for k, part in enumerate(found.parts))
+        assert abs(value - middle) <= found.error[0]
+    assert 1e-7 < found.error[0] < 0.3
 
 
 @pytest.mark.usefixtures("double")
 def test_a_product_in_fewer_bits_is_refused_everywhere():
     x = np.array([0.3, 0.1])
-    still = jnp.zeros(2)
-    for domain, form in (
-        (Cell(0.1), Series(jnp.asarray(x), still)),
-        (TimeInterval(2), Curve((jnp.asarray(x)[:, None],), still[:, None])),
-    ):
+    for domain, form in ((None, Interval(jnp.asarray(x), x + 0.1)), (TimeInterval(2), path(x, 0 * x, 0.1))):
         with pytest.raises(NoEnclosure, match="fewer bits"):
             enclose(product_in_32_bits, domain)(form)
 
@@ -51,9 +54,9 @@ def test_an_offset_that_cancels_leaves_its_rounding_behind():
         return (1e6 + jnp.exp(x)) - 1e6
 
     at = np.linspace(-12.0, -11.9, 50)
-    found = enclose(difference, Cell(0.1))(Series(jnp.asarray(at[0]), jnp.asarray(1e-14), jnp.asarray(1.0)))
+    found = enclose(difference, TimeInterval(5))(path(at[0], 1.0, 0.1))
     computed, true = np.asarray(difference(jnp.asarray(at))), np.exp(at)
-    room = float(found.error)
+    room = float(found.error[0])
     assert np.max(np.abs(computed - true)) > 1e-11
     assert np.all(np.abs(computed - true) <= room) and room < 1e-7
 
@@ -77,9 +80,10 @@ def test_factors_of_large_matrices_are_held_as_the_library_computes_them(conditi
         factor = jnp.linalg.cholesky(matrix * x)
         return jax.scipy.linalg.solve_triangular(factor, x * jnp.ones(rows), lower=True)
 
-    found = enclose(solved, Cell(0.0))(Series(jnp.asarray(1.0), jnp.asarray(0.0), jnp.asarray(1.0)))
+    found = enclose(solved, TimeInterval(1))(path(1.0, 1.0, 0.0, 0.0))
+    middle, error = found.parts[0][:, 0], found.error[:, 0]
     for values in (solved(jnp.asarray(1.0)), jax.jit(jax.vmap(solved))(jnp.ones(2))[0]):
-        assert np.all(np.abs(values - found.value) <= found.error) and np.all(np.isfinite(found.error))
+        assert np.all(np.abs(values - middle) <= error) and np.all(np.isfinite(error))
 
 
 @pytest.mark.usefixtures("double")
@@ -94,12 +98,10 @@ def test_factors_of_a_smooth_kernel_keep_their_digits():
 
         return jax.jvp(field, (length,), (1.0,))[1]
 
-    def series(length):
-        return enclose(slope, Cell(0.0))(Series(length, jnp.asarray(0.0), jnp.asarray(1.0)))
-
-    found = mapped_by_numpy(series, np.array([0.7, 1.0]))
-    computed = jax.jit(jax.vmap(slope))(jnp.array([0.7, 1.0]))
-    assert np.all(np.abs(computed - found.value) <= found.error)
+    lengths = np.array([0.7, 1.0])
+    found = by_numpy(lambda x: enclose(slope, TimeInterval(1))(Curve((x,), 0.0 * x)), lengths)
+    computed = jax.jit(jax.vmap(slope))(lengths)
+    assert np.all(np.abs(computed - found.parts[0]) <= found.error)
     assert np.all(found.error < 1e-3 * np.abs(computed))
 
 
@@ -107,6 +109,4 @@ def test_factors_of_a_smooth_kernel_keep_their_digits():
 def test_a_matrix_with_more_rows_is_refused():
     rows = control_flow.MOST_ROWS + 1
     with pytest.raises(NoEnclosure, match=f"'cholesky'.*{rows} rows"):
-        enclose(lambda x: jnp.linalg.cholesky(x * jnp.eye(rows)), Cell(0.1))(
-            Series(jnp.asarray(1.0), jnp.asarray(0.0), jnp.asarray(1.0))
-        )
+        enclose(lambda x: jnp.linalg.cholesky(x * jnp.eye(rows)), TimeInterval(1))(path(1.0, 1.0, 0.1))

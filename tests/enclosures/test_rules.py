@@ -1,4 +1,4 @@
-"""Every rule holds every value: on random boxes, and as a series along random lines and rotations."""
+"""Every rule holds every value: on random boxes, and as a line along random lines and rotations."""
 
 import functools
 
@@ -10,8 +10,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from tests.enclosures.cases import ARRAYS, ELEMENTWISE
 
-from fedpdmc.enclosures import Cell, Interval, Series, enclose
-from fedpdmc.enclosures.special_functions import FUNCTIONS, Smooth, falling
+from fedpdmc.enclosures import Interval, TimeInterval, enclose
+from fedpdmc.enclosures.special_functions import FUNCTIONS, falling
+from fedpdmc.potentials.jax_function import curved_path
 
 pytestmark = pytest.mark.usefixtures("double")
 
@@ -60,22 +61,22 @@ def boxes(table):
 
 
 def paths(table, rotating):
-    """Whether series hold the values along a path, and how many are finite."""
+    """Whether lines of time hold the values along a path, and how many are finite."""
 
     def one(function, a, v, h, shares):
-        # The path itself is computed with rounding.
-        position = Series(a, 1e-14 * (jnp.abs(a) + jnp.abs(v)), v, -a if rotating else None)
-        found = enclose(function, Cell(h, rotating))(position)
-        s = h * shares
-        at = a * jnp.cos(s)[:, None] + v * jnp.sin(s)[:, None] if rotating else a + v * s[:, None]
-        values = jax.vmap(function)(at)
-        s = s.reshape(-1, *(1,) * (values.ndim - 1))
-        zero = jnp.zeros(values.shape[1:])
-        slope, turn, low, high = (zero if x is None else x for x in (found.slope, found.turn, found.low, found.high))
-        sigma, kappa = (jnp.sin(s), 1 - jnp.cos(s)) if rotating else (s, 0 * s)
-        middle = found.value + slope * sigma + turn * kappa
-        lo, hi = middle - found.error + low * s * s, middle + found.error + high * s * s
-        return jnp.all(inside(lo, values, hi)), jnp.all(jnp.isfinite(lo + hi))
+        found = enclose(function, TimeInterval(1))(curved_path(rotating, a.T, v.T, h, 1)[0])
+        s = (h[:, None] * shares)[..., None]
+        a, v = a[:, None], v[:, None]
+        at = a * jnp.cos(s) + v * jnp.sin(s) if rotating else a + v * s
+        values = jax.vmap(jax.vmap(function))(at)
+        tau = (2 * shares - 1).reshape(*shares.shape, *(1,) * (values.ndim - 2))
+        *parts, error = (
+            jnp.moveaxis(jnp.asarray(x), -1, 0)[:, None] for x in (*found.parts, found.error) if x is not None
+        )
+        middle = sum(part * tau**k for k, part in enumerate(parts))
+        lo, hi = middle - error, middle + error
+        axes = tuple(range(1, values.ndim))
+        return jnp.all(inside(lo, values, hi), axes), jnp.all(jnp.isfinite(lo + hi), axes)
 
     def everything(start, velocity, h, shares):
         found = {}
@@ -83,7 +84,7 @@ def paths(table, rotating):
             scale = most - least
             a = least + scale * (0.3 + 0.4 * start)
             v = velocity * jnp.minimum(scale, jnp.min(jnp.abs(a), -1, keepdims=True) if least > 0 else scale) * 0.25
-            found[name] = jax.vmap(functools.partial(one, function))(a, v, h, shares)
+            found[name] = one(function, a, v, h, shares)
         return found
 
     return everything
@@ -117,7 +118,7 @@ def test_intervals_hold_their_values_and_smaller_intervals(table, seed):
 )
 @settings(max_examples=1, phases=[Phase.generate])
 @given(seed=st.integers(0, 2**31))
-def test_series_hold_the_values_along_a_path(table, rotating, seed):
+def test_lines_hold_the_values_along_a_path(table, rotating, seed):
     rng = np.random.default_rng(seed)
     length = rng.choice([0.0, 1e-7, 1e-3, 0.1, 0.7], BOXES)
     h = length * (0.5 + rng.random(BOXES))
@@ -127,15 +128,22 @@ def test_series_hold_the_values_along_a_path(table, rotating, seed):
         assert np.mean(finite[length < 0.01]) > 0.8, name
 
 
-@pytest.mark.parametrize("wrong", ["range", "second"])
+@pytest.mark.parametrize("wrong", ["range", "local"])
 def test_a_rule_that_is_too_narrow_is_caught(wrong, monkeypatch):
     right = FUNCTIONS["exp"]
-    narrow = {"range": falling(jnp.exp), "second": lambda x: Interval(0.9 * jnp.exp(x.lo), 0.9 * jnp.exp(x.lo))}
-    monkeypatch.setitem(FUNCTIONS, "exp", Smooth(**{**right._asdict(), wrong: narrow[wrong]}))
+
+    def narrow(x, far, order):
+        known = right.local(x, far, order)
+        return known._replace(beyond=0.9 * known.values[0] / 2)
+
+    monkeypatch.setitem(FUNCTIONS, "exp", right._replace(**{wrong: falling(jnp.exp) if wrong == "range" else narrow}))
     a, v, s = jnp.zeros(4), jnp.ones(4), jnp.linspace(0.0, 0.5, 9)[:, None]
     if wrong == "range":
         found = enclose(jnp.exp)(Interval(a, v))
         assert not np.all(inside(found.lo, jnp.exp(a + s), found.hi))
     else:
-        found = enclose(jnp.exp, Cell(0.5))(Series(a, jnp.zeros(4), v))
-        assert not np.all(jnp.exp(a + s) <= found.value + found.error + found.slope * s + found.high * s * s)
+        path = curved_path(False, a[:, None], v[:, None], jnp.array([0.5]), 1)[0]
+        found = enclose(jnp.exp, TimeInterval(1))(path)
+        assert not np.all(
+            jnp.exp(a + s) <= (found.parts[0] + found.error + found.parts[1] * (4 * s[:, None] - 1))[..., 0]
+        )

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from fedpdmc.enclosures import Interval
-from fedpdmc.enclosures.special_functions import TAYLOR, taylor_of_integer_power, taylor_of_real_power
+from fedpdmc.enclosures.special_functions import FUNCTIONS as RECORDS
+from fedpdmc.enclosures.special_functions import LOG_NDTR, integer_power, real_power
 
 pytestmark = pytest.mark.usefixtures("double")
 
@@ -16,11 +17,16 @@ ORDER = 4
 FAST = {"xla_backend_optimization_level": 0}
 POSITIVE = {"sqrt", "rsqrt", "power"}
 FUNCTIONS = {
-    **{name: getattr(jnp, name) for name in ("expm1", "log1p", "tanh", "sqrt", "sin", "cos")},
+    **{name: getattr(jnp, name) for name in ("expm1", "log1p", "tanh", "sqrt", "sin", "cos", "exp2", "cbrt")},
+    "sinh": jnp.sinh, "cosh": jnp.cosh,
     "rsqrt": jax.lax.rsqrt, "erf": jax.lax.erf, "erfc": jax.lax.erfc, "ndtr": jax.scipy.special.ndtr,
-    "log_ndtr": jax.scipy.special.log_ndtr,
+    "log_ndtr": jax.scipy.special.log_ndtr, "atan": jnp.arctan, "asinh": jnp.arcsinh, "erf_inv": jax.lax.erf_inv,
 }  # fmt: skip
-POWERS = {"power": (lambda x: x**1.7, taylor_of_real_power(1.7)), "cube": (lambda x: x**3, taylor_of_integer_power(3))}
+POWERS = {
+    "power": (lambda x: x**1.7, real_power(1.7).local.taylor), "cube": (lambda x: x**3, integer_power(3).local.taylor),
+    "square": (jnp.square, RECORDS["square"].local.taylor), "log_ndtr": (FUNCTIONS["log_ndtr"], LOG_NDTR.local.taylor),
+}  # fmt: skip
+TAYLOR = {name: record.local.taylor for name, record in RECORDS.items() if hasattr(record.local, "taylor")}
 ALL = {name: (f, TAYLOR[name]) for name, f in FUNCTIONS.items() if name in TAYLOR} | POWERS
 
 
@@ -41,7 +47,7 @@ def derivatives(f, x):
     return jax.jit(jax.vmap(each), compiler_options=FAST)(x)
 
 
-NOW = ("tanh", "log_ndtr", "log1p")
+NOW = ("tanh", "log_ndtr", "log1p", "atan")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in NOW else pytest.mark.long) for n in ALL])
@@ -51,6 +57,10 @@ def test_ranges_of_derivatives_hold_them_and_are_met(name):
     middle, half = rng.normal(size=200) * 3, 10.0 ** rng.uniform(-3, 0.5, 200)
     if name in POSITIVE or name == "log1p":
         middle = np.exp(0.4 * middle) + half
+    elif name == "cbrt":
+        middle = np.sign(middle) * (np.exp(0.4 * middle) + half)
+    elif name == "erf_inv":
+        middle, half = 0.9 * np.tanh(middle), 0.05 * np.minimum(half, 1.0)
     share = np.concatenate([[-1.0, 1.0], rng.uniform(-1, 1, 30)])
     x = middle[:, None] + half[:, None] * share
     found = np.asarray(derivatives(f, jnp.asarray(x.ravel()))).reshape(*x.shape, ORDER + 1)
@@ -77,7 +87,7 @@ FAR = {
 def test_far_tails_of_the_normal_distribution_are_held_where_formulas_cancel():
     x = np.asarray([*FAR])
     for half in (0.0, 1e-6, 0.6, 6.0):
-        ranges = TAYLOR["log_ndtr"](Interval(jnp.asarray(x - half), jnp.asarray(x + half)), ORDER)
+        ranges = LOG_NDTR.local.taylor(Interval(jnp.asarray(x - half), jnp.asarray(x + half)), ORDER)
         for k, interval in enumerate(ranges):
             value = np.asarray([row[k] for row in FAR.values()]) / math.factorial(k)
             assert np.all((interval.lo <= value) & (value <= interval.hi)), (half, k)

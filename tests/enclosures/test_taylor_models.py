@@ -9,18 +9,13 @@ from hypothesis import strategies as st
 from jax.scipy import special
 from tests.enclosures.cases import ARRAYS, ELEMENTWISE
 
-from fedpdmc.enclosures import Curve, TimeInterval, enclose, taylor_models
-from fedpdmc.errors import NoEnclosure
+from fedpdmc.enclosures import Curve, TimeInterval, enclose
+from fedpdmc.enclosures.special_functions import FUNCTIONS
 from fedpdmc.potentials.jax_function import curved_path
 
 pytestmark = pytest.mark.usefixtures("double")
 
 PATHS, POINTS = 200, 7
-# Programs with these are bounded in cells instead.
-NOT_FOLLOWED = {
-    "exp2", "cbrt", "atan", "sinh", "cosh", "asinh", "erf_inv", "floor, ceil, round", "types", "reduce_prod", "cumprod",
-    "cummax, cummin", "cumlogsumexp",
-}  # fmt: skip
 GROUP, WEIGHTS = np.array([2, 0, 1, 1, 2, 0]), np.random.default_rng(1).normal(size=(6, 4))
 
 
@@ -84,10 +79,6 @@ def on_paths(function, least, most, rotating, order, seed):
 @given(seed=st.integers(0, 2**31))
 def test_curves_hold_the_values_along_a_path(table, rotating, order, seed):
     for name, (function, least, most) in TABLES[table].items():
-        if name in NOT_FOLLOWED:
-            with pytest.raises((NoEnclosure, NotImplementedError)):
-                on_paths(function, least, most, rotating, order, seed)
-            continue
         off, error, length = on_paths(function, least, most, rotating, order, seed)
         finite = np.isfinite(error)
         assert np.all(off[finite] <= 0), name
@@ -106,15 +97,15 @@ def test_the_error_shrinks_with_the_power_that_the_order_says(order):
 @pytest.mark.parametrize("part", ["values", "beyond"])
 def test_a_function_that_is_known_wrongly_is_caught(part, monkeypatch):
     def wrong(x, far, order):
-        known = right(x, far, order)
+        known = right.local(x, far, order)
         share = 0.5 if part == "beyond" else 1.0
         return known._replace(
             beyond=share * known.beyond, values=known.values if share < 1 else [1.01 * c for c in known.values]
         )
 
-    right = taylor_models.LOCAL["exp"]
+    right = FUNCTIONS["exp"]
     assert np.all(on_paths(jnp.exp, 0, 1, False, 3, 0)[0] <= 0)
-    monkeypatch.setitem(taylor_models.LOCAL, "exp", wrong)
+    monkeypatch.setitem(FUNCTIONS, "exp", right._replace(local=wrong))
     assert np.any(on_paths(jnp.exp, 0, 1, False, 3, 0)[0] > 0)
 
 

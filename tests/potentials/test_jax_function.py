@@ -15,11 +15,11 @@ from fedpdmc._jax.random_streams import chain_keys
 from fedpdmc.clocks import NOT_FINITE, answer
 from fedpdmc.clocks.envelopes import evaluate
 from fedpdmc.clocks.thinning import cell_length
-from fedpdmc.enclosures.taylor_models import LOCAL
+from fedpdmc.enclosures.special_functions import FUNCTIONS
 from fedpdmc.members.run_coordinates import Opening, open_site
 from fedpdmc.plan import Plan
 from fedpdmc.potentials import Program, Shared, Sum, local_quadratic
-from fedpdmc.potentials.jax_function import attempt
+from fedpdmc.potentials.jax_function import _bounded
 from fedpdmc.whitening import Reference
 
 pytestmark = pytest.mark.usefixtures("double")
@@ -80,8 +80,8 @@ def _bounds(program, built, dynamics, a, v):
     gradient = program.gradients(there)
     rates = speed * gradient if dynamics.flips else program.speeds(there, speed)
     top = chord(own.bound, cell(own.bound), FRACTIONS)
-    rates_of, both = program._program(dynamics.flips), cell(other.bound)
-    *_, same = jax.vmap(lambda x, y, h: attempt(rates_of, dynamics.flow.rotating, x, y, h))(a, v, both)
+    both = cell(other.bound)
+    same, _ = _bounded(functools.partial(program.line, dynamics.flow.rotating, dynamics.flips), a, v, both)
     evenly = jnp.linspace(0.0, 1.0, 21)
     loads = [jnp.sum(jnp.maximum(chord(bound, both, evenly), 0.0)) for bound in (same, other.bound)]
     return top, rates.reshape(top.shape), own.gradient, other.gradient, loads
@@ -126,8 +126,9 @@ def test_the_remainder_of_a_control_variate_in_dense_coordinates(kind):
 
 
 def test_a_bound_from_a_rule_that_is_too_narrow_is_broken(monkeypatch):
-    right = LOCAL["exp"]
-    monkeypatch.setitem(LOCAL, "exp", lambda x, far, order: right(x, far, order)._replace(beyond=0.0 * x))
+    right = FUNCTIONS["exp"]
+    wrong = right._replace(local=lambda x, far, order: right.local(x, far, order)._replace(beyond=0.0 * x))
+    monkeypatch.setitem(FUNCTIONS, "exp", wrong)
     (program, _), dynamics = pair("poisson"), DYNAMICS["zigzag"]
     a, v = states(0, CHAINS, DIM, dynamics)
     bound = jax.jit(lambda a, v: program.bound(False, True, a, v), compiler_options=FAST)(a, v)

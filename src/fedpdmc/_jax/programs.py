@@ -58,6 +58,14 @@ def called(equation: Any) -> tuple[Any, Any]:
     return (inner.jaxpr, inner.consts) if hasattr(inner, "consts") else (inner, ())
 
 
+def scan_lengths(params: dict[str, Any]) -> tuple[int, int]:
+    """Number of constants and of carried values of a scan; since JAX 0.11 in a tree (constants, carried, scanned)."""
+    if "ft_in" in params:
+        consts, carry, _ = params["ft_in"].unpack()
+        return len(consts), len(carry)
+    return params["num_consts"], params["num_carry"]
+
+
 def prune(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
     """The program without equations that nothing depends on; constants and inputs stay."""
     jaxpr, *_ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)

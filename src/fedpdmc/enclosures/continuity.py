@@ -31,16 +31,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax._src import source_info_util
 
-from fedpdmc._jax.by_numpy import scan_lengths
-from fedpdmc._jax.programs import INNER, called, equations, evaluate
-from fedpdmc.enclosures.cell_values import Cell
+from fedpdmc._jax.programs import INNER, called, equations, evaluate, scan_lengths
 from fedpdmc.enclosures.control_flow import Shifted, settle, shifted, shifted_rule
-from fedpdmc.enclosures.domain import is_point, is_zero
+from fedpdmc.enclosures.domain import PLAIN, is_point, is_zero
 from fedpdmc.enclosures.formulas import (
     NOISE,
-    PARAMETERS,
-    POLYNOMIAL,
-    STOPPED,
     Atom,
     NormalForm,
     NormalForms,
@@ -60,6 +55,7 @@ from fedpdmc.enclosures.formulas import (
     subtract,
     surfaces_of,
 )
+from fedpdmc.enclosures.intervals import Box
 from fedpdmc.enclosures.known_functions import (
     BRANCHED,
     CALLS,
@@ -73,7 +69,7 @@ from fedpdmc.enclosures.known_functions import (
     place_of,
     within_known,
 )
-from fedpdmc.enclosures.shared_rules import MOVES, PLAIN
+from fedpdmc.enclosures.primitives import PARAMETERS, PRIMITIVES, STOPPED, known
 from fedpdmc.errors import Discontinuous
 
 # Arrays of data of at most this size are known in a proof: none first, then all. `model_trial` leaves out the second.
@@ -258,7 +254,7 @@ class _Reader(NormalForms):
             whole = equation.outvars[0].aval.dtype.kind != "f"
             if not any(map(depends, values)) and (whole or any(x.aval.dtype.kind != "f" for x in equation.invars)):
                 return [self.opaque(name, (_text(params), i), values, shape, whole) for i, shape in enumerate(shapes)]
-            if name in MOVED and (places := _places(equation, values)) is not None:
+            if known(name).one_array and (places := _places(equation, values)) is not None:
                 return [self.move_entries(index, values[0]) for index in places]
             if name == STOPPED:
                 return values
@@ -287,7 +283,7 @@ class _Reader(NormalForms):
 
         def one(*leaves):
             formulas = [leaf for leaf in leaves if isinstance(leaf, NormalForm)]
-            if any(leaf.whole for leaf in formulas) and name not in OF_WHOLE:
+            if any(leaf.whole for leaf in formulas) and not known(name).of_truths:
                 # Whole numbers wrap around.
                 return self.atom(name, _text(params), tuple(map(as_normal_form, leaves)), shape, whole=True)
             if not formulas:
@@ -298,7 +294,9 @@ class _Reader(NormalForms):
         found = apply(one, *values)
         if name == "select_n":
             found = self.assume_numbers(found)
-        if isinstance(found, PiecewiseValue) and (name not in STEPS or (name == "select_n" and not depends(values[0]))):
+        if isinstance(found, PiecewiseValue) and (
+            not known(name).steps or (name == "select_n" and not depends(values[0]))
+        ):
             # A continuous function of continuous values, however many cases it has.
             asks = any(surface.guards for surface in surfaces_of(found).values())
             if not asks and all(map(self.continuous, values[name == "select_n" :])):
@@ -345,8 +343,8 @@ class _Reader(NormalForms):
         if varies and name in ("reduce_and", "reduce_or"):
             return [self._unknown(shapes[0])]
         if varies:
-            jump = name in DISCONTINUOUS or any(map(depends, places)) or (name == "sort" and len(values) > 1)
-            if jump or not (self.lenient or Cell.knows(name) or name in MOVES or name in CONTINUOUS):
+            jump = known(name).jumps or any(map(depends, places)) or (name == "sort" and len(values) > 1)
+            if jump or not (self.lenient or Box.knows(name) or known(name).moves or known(name).continuous):
                 raise self.refuse("of a value that depends on the parameters")
         if name == "cholesky" and varies and not self._is_symmetric(values[0]):
             raise self.refuse(ONE_SIDED)
@@ -451,14 +449,6 @@ class _Reader(NormalForms):
 # Functions of JAX that are continuous although their formulas have branches.
 KNOWN = {*CALLS, *BRANCHED, "xlogy", "xlog1py"}
 KNOWN_ENTRYWISE: dict[str, Callable] = {**WHOLE, "sinc": jnp.sinc, "ndtri": jax.scipy.special.ndtri}
-# Primitives that are discontinuous.
-DISCONTINUOUS = {"floor", "ceil", "round", "rem", "atan2", "nextafter", "argmax", "argmin", "reduce_precision", "clz",
-                 "population_count", "shift_left", "shift_right_logical", "shift_right_arithmetic"}  # fmt: skip
-# Without rules of their own on cells, but continuous.
-CONTINUOUS = {"cholesky", "triangular_solve", "custom_linear_solve", "sort", "conv_general_dilated"}
-# They move the entries of one array.
-MOVED = {"broadcast_in_dim", "reshape", "squeeze", "transpose", "rev", "slice", "gather", "dynamic_slice", "split",
-         "unstack", "tile", "copy", "copy_p", "expand_dims"}  # fmt: skip
 # Entries of an array at places that may be outside of it, where there is a NaN.
 FILLED = "filled"
 FLOW: dict[str, Callable[..., list[Value]]] = {
@@ -648,7 +638,7 @@ def _is_thin(x: Value, level: NormalForm) -> bool:
 
 
 def _is_polynomial(atom: Atom) -> bool:
-    return atom.name in POLYNOMIAL and all(_is_polynomial(inner) for arg in atom.args for inner in arg.atoms)
+    return known(atom.name).polynomial and all(_is_polynomial(inner) for arg in atom.args for inner in arg.atoms)
 
 
 def _is_finite(reader: _Reader, params, compute, x) -> Value:
@@ -695,15 +685,8 @@ def _convert(reader: _Reader, params, compute, x) -> Value:
     return _function("convert_element_type")(reader, params, compute, x)
 
 
-# Rules that take whole numbers and truths of data as they are.
-OF_WHOLE = {"select_n", "convert_element_type", "and", "or", "xor", "not", "gt", "ge", "lt", "le", "eq", "ne"}
-# Rules whose results may jump though the operands do not.
-STEPS = {*OF_WHOLE, "sign", "is_finite"}
 RULES: dict[str, Callable[..., Value]] = {
-    **{name: _function(name) for name in (
-        "exp", "exp2", "log", "log1p", "expm1", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh",
-        "acosh", "atanh", "sqrt", "rsqrt", "cbrt", "logistic", "erf", "erfc", "erf_inv", "lgamma", "digamma", "abs",
-        "polygamma", "igamma", "igammac", "regularized_incomplete_beta", "bessel_i0e", "bessel_i1e")},
+    **{name: _function(name) for name, primitive in PRIMITIVES.items() if primitive.entrywise},
     "add": _add, "add_any": _add, "sub": _sub, "mul": _mul,
     "neg": lambda reader, params, compute, x: scale(x, -1.0),
     "div": lambda reader, params, compute, x, y: reader.product(as_normal_form(x), _reciprocal(reader, y)),

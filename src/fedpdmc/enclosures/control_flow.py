@@ -13,8 +13,18 @@ import numpy as np
 from jax import lax
 
 from fedpdmc._jax.by_numpy import scan_lengths
-from fedpdmc.enclosures.domain import Assumed, Domain, Enclosure, Form, Rules, is_point, is_zero, shape_of
-from fedpdmc.enclosures.shared_rules import applied, picked_case
+from fedpdmc.enclosures.domain import (
+    Assumed,
+    Domain,
+    Enclosure,
+    Form,
+    Rules,
+    applied,
+    is_point,
+    is_zero,
+    picked_case,
+    shape_of,
+)
 
 # Shifts that cancel ----------------------------------------------------------------------------------------------------
 

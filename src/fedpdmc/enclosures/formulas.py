@@ -20,6 +20,7 @@ import jax
 import numpy as np
 
 from fedpdmc.enclosures.domain import Varying
+from fedpdmc.enclosures.primitives import ANY, HALF, known
 
 # A product of sums with more terms than this becomes an atom.
 MOST_TERMS = 24
@@ -39,35 +40,6 @@ TINY = 1e-290
 NEAR = 1e-9
 
 _NUMBERS = itertools.count()
-
-# Names of atoms that are not differentiated, and of parameters.
-STOPPED, PARAMETERS = "stop_gradient", "parameters"
-# Polynomials of the entries of their operands.
-POLYNOMIAL = {PARAMETERS, "data", "move", "mul", "reduce_sum", "reduce_prod", "dot_general", "cumsum", "cumprod",
-              "concatenate", "stack", "pad", "gather", "dynamic_slice", "dynamic_update_slice", "scatter", "scatter-add",
-              "conv_general_dilated"}  # fmt: skip
-# Finite wherever their arguments are, and for these arguments: no comparison with infinity tells them apart.
-TOTAL = {*POLYNOMIAL, "clamp", "abs", "max", "min", "sort", "reduce_max", "reduce_min", "cummax", "cummin", "sin", "cos",
-         "tanh", "logistic", "erf", "erfc", "atan", "asinh", "cbrt", "convert_element_type"}  # fmt: skip
-# Functions that are a number for all arguments, though perhaps an infinite one.
-NUMBERS = {*TOTAL, "exp", "exp2", "expm1", "cosh", "sinh", "choice", "lgamma", "digamma", "reciprocal", "logaddexp", "ndtr",
-           "log_ndtr", "integer_pow", "cumlogsumexp", STOPPED}  # fmt: skip
-# A number where the argument is positive.
-OF_POSITIVE = {"log", "log1p", "sqrt", "rsqrt", "pow"}
-# Positive for all arguments.
-POSITIVE = {"exp", "exp2", "cosh", "logistic", "erfc"}
-# Not negative where the arguments are not.
-KEEPS_SIGN = {"mul", "reduce_sum", "cumsum", "reduce_prod", "cumprod", "reciprocal", "log1p", "expm1", "atan", "asinh",
-              "sinh", "cbrt"}  # fmt: skip
-# Ranges, ends included, for all arguments; and those that combine the ranges of the arguments.
-ANY, HALF = (-math.inf, math.inf), (0.0, math.inf)
-RANGES: dict[str, tuple[float, float]] = {
-    **dict.fromkeys(("exp", "exp2", "cosh", "abs", "sqrt", "rsqrt"), HALF),
-    **dict.fromkeys(("sin", "cos", "tanh", "erf"), (-1.0, 1.0)), "logistic": (0.0, 1.0), "erfc": (0.0, 2.0),
-}  # fmt: skip
-# Their derivatives leave out what they do not choose.
-CHOOSING = {"max", "min", "clamp", "choice", "reduce_max", "reduce_min", "cummax", "cummin", "sort"}
-HULLS = {"move", "concatenate", "stack", "pad", "reduce_max", "reduce_min", "cummax", "cummin", "sort", "choice"}
 
 
 class Atom:
@@ -94,7 +66,7 @@ class Atom:
         self.evaluate, self.whole, self.number = evaluate, whole, next(_NUMBERS)
         self.bounds = _range(name, [arg.bounds for arg in args])
         kept = name in ("move", "reciprocal", "sqrt", "rsqrt", "mul") and all(arg.sign == 2 for arg in args)
-        self.positive = name in POSITIVE or (kept and bool(args)) or self.bounds[0] > 0
+        self.positive = known(name).positive or (kept and bool(args)) or self.bounds[0] > 0
 
     @functools.cached_property
     def within(self) -> frozenset[Atom]:
@@ -104,34 +76,35 @@ class Atom:
     @functools.cached_property
     def seen(self) -> frozenset[Atom]:
         """The atom and those in its arguments whose derivatives the gradient has wherever they are evaluated."""
-        return frozenset({self}).union(*(() if self.name in CHOOSING else (arg.seen for arg in self.args)))
+        return frozenset({self}).union(*(() if known(self.name).chooses else (arg.seen for arg in self.args)))
 
     @functools.cached_property
     def total(self) -> bool:
         """Whether it is a finite number wherever its arguments are."""
-        return self.name in TOTAL and all(arg.finite for arg in self.args)
+        return known(self.name).total and all(arg.finite for arg in self.args)
 
     @functools.cached_property
     def partial(self) -> bool:
         """Whether it may be no number for some parameters, though its arguments are."""
-        known = self.name in NUMBERS or (self.name in OF_POSITIVE and self.args[0].sign > 0)
-        inside = self.name in CHOOSING and any(atom.partial for arg in self.args for atom in arg.within)
-        return self.depends and (inside or not (known and all(arg.finite_numbers for arg in self.args)))
+        name = known(self.name)
+        number = name.number or (name.of_positive and self.args[0].sign > 0)
+        inside = name.chooses and any(atom.partial for arg in self.args for atom in arg.within)
+        return self.depends and (inside or not (number and all(arg.finite_numbers for arg in self.args)))
 
 
 def _range(name: str, args: list[tuple[float, float]]) -> tuple[float, float]:
     """Bounds of a function of numbers between these bounds."""
-    if name in RANGES or not args:
-        return RANGES.get(name, ANY)
+    if not args or known(name).range != ANY:
+        return known(name).range
     lows, highs = zip(*args, strict=True)
-    if name in HULLS:
+    if known(name).hull:
         return min(lows), max(highs)
     if name in ("max", "min"):
         pick = max if name == "max" else min
         return pick(lows), pick(highs)
     if name == "clamp":
         return min(max(lows[1], lows[0]), lows[2]), min(max(highs[1], highs[0]), highs[2])
-    return HALF if name in KEEPS_SIGN and min(lows) >= 0 else ANY
+    return HALF if known(name).keeps_sign and min(lows) >= 0 else ANY
 
 
 Monomial = tuple[tuple[Atom, int], ...]

@@ -13,19 +13,23 @@ from jax.core import Tracer
 from jax.extend import core
 
 from fedpdmc._jax.programs import INNER, Frame, called, equations, evaluate, prune
-from fedpdmc.enclosures import cell_rules, taylor_models
-from fedpdmc.enclosures.cell_values import Cell, Interval, Series, centred, span, truth
 from fedpdmc.enclosures.control_flow import CONTROL, Shifted, settle, shifted, shifted_rule
-from fedpdmc.enclosures.domain import Assumed, Domain, Enclosure, Form, Truth, is_point, is_static, shape_of
+from fedpdmc.enclosures.domain import (
+    Assumed,
+    Domain,
+    Enclosure,
+    Form,
+    Truth,
+    is_point,
+    is_static,
+    move,
+    shape_of,
+)
+from fedpdmc.enclosures.intervals import Box, numbers_of
 from fedpdmc.enclosures.known_functions import CALLS, largest_of, line_of, name_of_call, order_of, sigmoid_of
-from fedpdmc.enclosures.shared_rules import MOVES, move
+from fedpdmc.enclosures.primitives import known
 from fedpdmc.enclosures.taylor_models import Curve, TimeInterval
 from fedpdmc.errors import NoEnclosure
-
-# Modules that enter the rules of the domains.
-_LOADED = (cell_rules, taylor_models)
-# Computed while tracing if all arguments are constants of the program, so that zeros are known to be zeros.
-FOLDED = {"add", "broadcast_in_dim", "convert_element_type", "mul", "neg", "reshape", "squeeze", "sub"}
 
 
 def enclose(function: Callable, domain: Domain | None = None) -> Callable:
@@ -36,21 +40,20 @@ def enclose(function: Callable, domain: Domain | None = None) -> Callable:
     function : callable
         Of any pytrees of arrays, to a pytree of arrays.
     domain : Domain, optional
-        Where the enclosures among the arguments hold: the `Cell` of a `Series` or the `TimeInterval` of a `Curve`.
-        An `Interval` needs none.
+        Where the enclosures among the arguments hold: the `TimeInterval` of a `Curve`. An `Interval` needs none.
 
     Returns
     -------
     callable
-        Of the same arguments, any array of which may be an `Interval` or a `Series`. Values that depend on no interval are
-        computed as usual.
+        Of the same arguments, any array of which may be an `Interval`, or a `Curve`. Values that depend on none are computed
+        as usual.
 
     Raises
     ------
     NoEnclosure
         At a primitive without a rule.
     """
-    place = Cell(0.0) if domain is None else domain
+    place = Box() if domain is None else domain
 
     def enclosed(*args):
         leaves, structure = jax.tree.flatten(args, is_leaf=lambda x: isinstance(x, Enclosure))
@@ -62,8 +65,6 @@ def enclose(function: Callable, domain: Domain | None = None) -> Callable:
         closed, shape = jax.make_jaxpr(flat, return_shape=True)(*samples)
         consts = [_not_static(const) for const in closed.consts]
         found = [settle(place, form) for form in run(place, prune(closed).jaxpr, consts, leaves)]
-        if not any(isinstance(leaf, Series) for leaf in leaves):
-            found = [place.spans(form)[0] if isinstance(form, Series) else form for form in found]
         return jax.tree.unflatten(jax.tree.structure(shape), found)
 
     return enclosed
@@ -126,7 +127,7 @@ def _evaluate(domain: Domain, equation, forms) -> list[Form]:
     if name in INNER:
         return _call(domain, equation, forms)
     if all(is_point(form) for form in forms):
-        if name in FOLDED and all(is_static(form) for form in forms):
+        if known(name).folded and all(is_static(form) for form in forms):
             with jax.ensure_compile_time_eval():
                 return [np.asarray(equation.primitive.bind(*forms, **params))]
         found = equation.primitive.bind(*forms, **params)
@@ -148,7 +149,7 @@ def _evaluate(domain: Domain, equation, forms) -> list[Form]:
 def _by_rule(domain: Domain, equation, forms) -> list[Form]:
     """Evaluate an equation by the domain's rule, or as a move of entries."""
     name = equation.primitive.name
-    if not domain.knows(name) and name not in MOVES:
+    if not domain.knows(name) and not known(name).moves:
         raise NoEnclosure(name, line_of(equation))
     found = domain.rule(name, equation.params, *forms) if domain.knows(name) else NotImplemented
     if found is NotImplemented:
@@ -205,30 +206,17 @@ def register(primitive: str) -> Callable[[Callable], Callable]:
     """
 
     def enter(function: Callable) -> Callable:
-        def wrapped(cell: Cell, params: dict[str, Any], *forms: Form):
-            series = any(isinstance(form, Series) for form in forms)
-            found = function(*(_plain(cell, form) for form in forms), **params)
-            if not series:
-                return found
-            return tuple(map(_moving, found)) if isinstance(found, (tuple, list)) else _moving(found)
+        def rule(box: Box, params: dict[str, Any], *forms: Form):
+            numbers = (
+                numbers_of(box.truths(form)[0], int) if isinstance(form, (Truth, Assumed)) else form for form in forms
+            )
+            return function(*numbers, **params)
 
-        Cell.rules[primitive] = wrapped
+        Box.rules[primitive] = rule
         TAUGHT.add(primitive)
         return function
 
     return enter
-
-
-def _plain(cell: Cell, form: Form) -> Any:
-    if isinstance(form, (Truth, Assumed)):
-        form = truth(cell, form)
-        value = jnp.asarray(form.value, int)
-        return Interval(jnp.where(form.known, value, 0), jnp.where(form.known, value, 1))
-    return form if is_point(form) else span(cell, form)
-
-
-def _moving(found: Any) -> Any:
-    return centred(found) if isinstance(found, Interval) and jnp.issubdtype(found.dtype, jnp.floating) else found
 
 
 # Inventory -------------------------------------------------------------------------------------------------------------

@@ -3,8 +3,8 @@
 Time on an interval is rescaled to ``τ ∈ [−1, 1]``. Sums and products of curves are those of polynomials truncated at the
 order n. The truncated terms are added to the error, and so is the remainder of a smooth function beyond its n-th derivative:
 with ``δ = w − c_0`` and ``D ≥ |δ|``, ``f(w) ∈ Σ_{k≤n} f_k(c_0) δ^k ± sup |f_{n+1}| D^{n+1}`` with ``f_k = f^{(k)}/k!``. The
-error shrinks with the (n+1)-th power of the interval's length; that of a `Series` shrinks with the square. Rounding is
-treated as in `fedpdmc.enclosures.cell_values`.
+error shrinks with the (n+1)-th power of the interval's length. A primitive that has a rule for intervals alone is a constant
+with an error. Rounding is treated as in `fedpdmc.enclosures.domain`.
 
 The last axis of every array is a batch of intervals, so that processors work on vectors whatever the shape of a value is.
 """
@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -26,30 +25,25 @@ from jax.extend.core import primitives
 from jaxtyping import Array
 
 from fedpdmc._jax.compilation import computed_first
-from fedpdmc.enclosures import cell_rules, special_functions
-from fedpdmc.enclosures.cell_values import TINY, Cell, Interval, hull, unit
 from fedpdmc.enclosures.domain import (
+    SHARED,
+    TINY,
     Assumed,
     Domain,
     Enclosure,
     Form,
+    Interval,
     Rule,
     Truth,
     is_point,
     is_static,
     is_zero,
     shape_of,
+    unit,
+    whole_number,
 )
-from fedpdmc.enclosures.special_functions import (
-    TAYLOR,
-    Taylor,
-    softplus,
-    taylor_of_integer_power,
-    taylor_of_real_power,
-)
-
-# Relative room for the rounding of a bound.
-ROOM = 1 + 1e-12
+from fedpdmc.enclosures.intervals import Box, numbers_of, refuse_fewer_bits, substitution, terms_of
+from fedpdmc.enclosures.special_functions import FUNCTIONS, ROOM, Local, integer_power, polygamma, real_power
 
 
 class TimeInterval(Domain):
@@ -64,7 +58,31 @@ class TimeInterval(Domain):
         """Vectors in pieces are assembled first, except for sums of them."""
         if name not in ("add", "add_any"):
             forms = tuple(whole(form) for form in forms)
-        return super().rule(name, params, *forms)
+        if name in self.rules or name in SHARED or name not in Box.rules:
+            return super().rule(name, params, *forms)
+        return self._by_intervals(Box.rules[name], params, forms)
+
+    @classmethod
+    def knows(cls, name: str) -> bool:
+        """Whether there is a rule for a primitive, on curves or on intervals."""
+        return super().knows(name) or name in Box.rules
+
+    def _by_intervals(self, rule: Rule, params: dict[str, Any], forms: tuple[Form, ...]) -> Any:
+        """The rule for intervals, on each interval of path."""
+        varying = [not is_point(form) for form in forms]
+        ranges = [
+            self.truths(form)[0] if isinstance(form, (Truth, Assumed)) else lifted(form).range
+            for form in itertools.compress(forms, varying)
+        ]
+        count = max(leaf.shape[-1] for leaf in jax.tree.leaves(ranges))
+
+        def one(ranges):
+            left = iter(ranges)
+            return rule(Box(), params, *(next(left) if v else form for v, form in zip(varying, forms, strict=True)))
+
+        wide = jax.tree.map(lambda x: jnp.broadcast_to(x, (*x.shape[:-1], count)), ranges)
+        found = jax.vmap(one, in_axes=-1, out_axes=-1)(wide)
+        return tuple(map(_steady_form, found)) if isinstance(found, (tuple, list)) else _steady_form(found)
 
     def fields(self, function: Callable, *forms: Form) -> Form:
         """Apply to every coefficient, interval by interval."""
@@ -98,7 +116,10 @@ class TimeInterval(Domain):
         """If no case holds on the whole interval, a constant curve."""
         shape = np.broadcast_shapes(shape_of(no), shape_of(yes), jnp.shape(which.value)[:-1])
         no, yes = shaped(lifted(no), shape), shaped(lifted(yes), shape)
-        unknown = steady(hull(no.range, yes.range) if either is None else either)
+        if either is None:
+            one, other = no.range, yes.range
+            either = Interval(jnp.minimum(one.lo, other.lo), jnp.maximum(one.hi, other.hi))
+        unknown = steady(either)
 
         def pick(one, other, neither):
             one, other = (jnp.zeros_like(neither) if part is None else part for part in (one, other))
@@ -183,7 +204,7 @@ class Curve(Enclosure):
     @property
     def range(self) -> Interval:
         """All its values. One that neither moves nor has an error is a number of the data, and compares as such."""
-        far = (self.reach + self.error) * ROOM
+        far = (self.reach + self.error) * room(self.error)
         middle = first_of(self)
         wide = Interval(middle - far, middle + far).widened()
         return Interval(jnp.where(far == 0, middle, wide.lo), jnp.where(far == 0, middle, wide.hi))
@@ -219,7 +240,19 @@ def shaped(x: Curve, shape: tuple[int, ...]) -> Curve:
 def steady(x: Interval) -> Curve:
     """An interval as a curve that does not move."""
     middle = 0.5 * (x.lo + x.hi)
-    return Curve((middle,), (jnp.maximum(x.hi - middle, middle - x.lo) + unit(x.lo) * x.magnitude) * ROOM)
+    return Curve((middle,), (jnp.maximum(x.hi - middle, middle - x.lo) + unit(x.lo) * x.magnitude) * room(middle))
+
+
+def _steady_form(x: Any) -> Form:
+    """What a rule for intervals returns, with the batch of intervals along the last axis."""
+    if isinstance(x, Interval):
+        return steady(x)
+    return x if isinstance(x, Enclosure) else Curve((x,), jnp.zeros_like(x))
+
+
+def room(x: Any) -> float:
+    """The factor that makes room for the rounding of a bound."""
+    return max(ROOM, 1 + 8 * float(jnp.finfo(jnp.result_type(x)).eps))
 
 
 def fields(function: Callable, *forms: Form) -> Curve:
@@ -293,7 +326,7 @@ def multiplied(interval: TimeInterval, x: Curve, y: Curve, times: Callable = jnp
     wide, tall = x.size, y.size
     share = unit(x.error) + terms * float(jnp.finfo(x.dtype).eps)
     error = times(wide, y.error) + times(x.error, tall) + share * times(wide, tall) + TINY
-    return Curve(parts, error if tail is None else error + tail * ROOM)
+    return Curve(parts, error if tail is None else error + tail * room(error))
 
 
 def cut_product(x, y, order: int, times: Callable = jnp.multiply) -> tuple[tuple[Any, ...], Any]:
@@ -320,113 +353,13 @@ def plus(x: Any, y: Any) -> Any:
     return y if x is None else x if y is None else x + y
 
 
-# Rules of primitives on curves -----------------------------------------------------------------------------------------
-
-
-# Derivatives of log Γ --------------------------------------------------------------------------------------------------
-
-
-# Derivatives of ``log Γ`` of positive numbers, all orders at once, with a proved error.
-#
-# ``ψ⁽ᵐ⁾(x) = ψ⁽ᵐ⁾(x + N) − (−1)ᵐ m! Σ_{k<N} (x + k)^{−m−1}``, and beyond N the asymptotic series, with ``w = 1/(x + N)``,
-#
-#     ψ = log(1/w) − w/2 − Σ_j B_{2j} w^{2j}/(2j),
-#     (−1)^{m+1} ψ⁽ᵐ⁾ = (m−1)! wᵐ + m! w^{m+1}/2 + Σ_j B_{2j} (2j+m−1)!/(2j)! w^{2j+m},
-#
-# which is enveloping on positive numbers: the error of a partial sum is at most the next term (DLMF 5.11, 5.15.8). The
-# terms for m ≥ 1 have one sign but for the small ones with ``B_{2j}``, so that rounding is relative. Powers are shared among
-# orders; ``lax.polygamma`` sums a series for each.
-
-# The errors of these are below 1e-8 up to the fourth derivative and are counted; a rate needs no better.
-POLYGAMMA_SHIFT = 5
-BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730)
-NEXT_BERNOULLI = 7 / 6
-# Rounding of these sums and of ``lax.digamma`` or ``lax.polygamma``, which the program itself calls; relative, and absolute.
-POLYGAMMA_NOISE, POLYGAMMA_ABSOLUTE = 320.0, 4.0
-POLYGAMMA_ROOM = 1 + 1e-9
-
-
-def polygammas(x: Any, orders: range) -> list[tuple[Any, Any]]:
-    """``ψ⁽ᵐ⁾(x)`` for some m and bounds of the errors of series and rounding; x must be positive."""
-    w, sums = 1 / (x + POLYGAMMA_SHIFT), [jnp.zeros_like(x) for _ in orders]
-    for k in range(POLYGAMMA_SHIFT):
-        r = 1 / (x + k)
-        power = r ** (orders[0] + 1)
-        for i in range(len(orders)):
-            sums[i] = sums[i] + power
-            power = power * r
-    return [_first(x, w, s) if m == 0 else _higher(m, w, s) for m, s in zip(orders, sums, strict=True)]
-
-
-def _first(x, w, shifted):
-    """``ψ``: the subtracted sum may be larger than the result."""
-    terms = [b / (2 * j) for j, b in enumerate(BERNOULLI, 1)]
-    logs = jnp.log(x + POLYGAMMA_SHIFT)
-    value = logs - (0.5 * w + _even(terms, w)) - shifted
-    left = NEXT_BERNOULLI / (2 * len(BERNOULLI) + 2) * w ** (2 * len(BERNOULLI) + 2) * POLYGAMMA_ROOM
-    return value, left + unit(x) * (POLYGAMMA_NOISE * (jnp.abs(logs) + shifted) + POLYGAMMA_ABSOLUTE) + TINY
-
-
-def _higher(m: int, w, shifted):
-    """``ψ⁽ᵐ⁾`` for m ≥ 1."""
-    terms = [b * _ratio(j, m) for j, b in enumerate(BERNOULLI, 1)]
-    power = w**m
-    series = power * (math.factorial(m - 1) + 0.5 * math.factorial(m) * w + _even(terms, w))
-    size = math.factorial(m) * shifted + series
-    j = len(BERNOULLI) + 1
-    left = NEXT_BERNOULLI * _ratio(j, m) * power * w ** (2 * j) * POLYGAMMA_ROOM
-    return (-1.0) ** (m + 1) * size, left + unit(w) * (POLYGAMMA_NOISE * size + POLYGAMMA_ABSOLUTE) + TINY
-
-
-def _ratio(j: int, m: int) -> float:
-    return math.factorial(2 * j + m - 1) / math.factorial(2 * j)
-
-
-def _even(terms: list[float], w):
-    """``Σ_j terms[j] w^{2j}``, from j = 1."""
-    square = w * w
-    total = jnp.full_like(w, terms[-1])
-    for term in terms[-2::-1]:
-        total = term + square * total
-    return total * square
-
-
-def polygammas_about(first: int, x: Any, far: Any, order: int) -> tuple[list[Any], list[Any], Any]:
-    """``f_k`` of ``f = ψ⁽ⁿ⁾``, n = first, or ``log Γ`` for n = −1, at x; their errors; a bound of the next on the range."""
-    least = x - far
-    inside = least > 0
-    low = jnp.where(inside, least, 1.0)
-    orders = range(max(first, 0), first + order + 1)
-    found = polygammas(jnp.where(inside, x, 1.0), orders)
-    if first < 0:
-        logs = lax.lgamma(x)
-        found = [(logs, unit(x) * (POLYGAMMA_NOISE * jnp.abs(logs) + POLYGAMMA_ABSOLUTE) + TINY), *found]
-    values = [value / math.factorial(k) for k, (value, _) in enumerate(found)]
-    errors = [error * POLYGAMMA_ROOM / math.factorial(k) for k, (_, error) in enumerate(found)]
-    # The size of ``ψ⁽ᵐ⁾`` falls for m ≥ 1.
-    (top, left), *_ = polygammas(low, range(first + order + 1, first + order + 2))
-    beyond = (jnp.abs(top) + left) * POLYGAMMA_ROOM / math.factorial(order + 1)
-    return values, errors, jnp.where(inside, beyond, jnp.inf)
-
-
-# Rounding of JAX's own special functions, in units in the last place.
-NOISE = 320.0
-
-
-class Known(NamedTuple):
-    """A smooth function about a point: ``f_k`` with errors up to the order, and a bound of the next one on the range."""
-
-    values: list[Any]
-    errors: list[Any]
-    beyond: Any
-
-
-Local = Callable[[Any, Any, int], Known]
+# Rules of primitives ----------------------------------------------------------------------------------------------------
 
 
 def composed(interval: TimeInterval, f: Local, w: Curve) -> Curve:
     """A smooth function of a curve, by Horner's rule in the curve minus its middle."""
-    far = (w.reach + w.error) * ROOM
+    more = room(w.error)
+    far = (w.reach + w.error) * more
     known = f(first_of(w), far, interval.order)
     moved = (None, *w.parts[1:])
     if all(part is None for part in moved):
@@ -439,109 +372,11 @@ def composed(interval: TimeInterval, f: Local, w: Curve) -> Curve:
         own = total(g, w.error)
         product, tail = cut_product(moved, g, interval.order - k) if moved else ((), None)
         error = known.errors[k] + reach * error + w.error * (own + error)
-        error = error if tail is None else error + tail * ROOM
+        error = error if tail is None else error + tail * more
         g = (known.values[k], *product[1:])
         size = jnp.abs(known.values[k]) + far * size
     error = error + known.beyond * far ** (interval.order + 1)
-    return Curve(g, error * ROOM + unit(w.error) * size + TINY)
-
-
-def by_ranges(f: Taylor) -> Local:
-    """The function from the ranges of its derivatives."""
-
-    def found(x, far, order: int) -> Known:
-        here = f(Interval(x, x), order)
-        beyond = f(Interval(x - far, x + far).widened(), order + 1)[-1].magnitude
-        return Known([0.5 * (y.lo + y.hi) for y in here], [0.5 * (y.hi - y.lo) for y in here], beyond)
-
-    return found
-
-
-def _exact(values: list[Any], noise: float, absolute: float, beyond: Any) -> Known:
-    errors = [unit(value) * (noise * jnp.abs(value) + absolute) + TINY for value in values]
-    return Known(values, errors, beyond)
-
-
-def exp(x, far, order: int) -> Known:
-    """``e^x/k!``."""
-    value = jnp.exp(x)
-    beyond = jnp.exp(x + far) * ((1 + 1e-9) / math.factorial(order + 1))
-    return _exact([value / math.factorial(k) for k in range(order + 1)], 4.0, 0.0, beyond)
-
-
-def log(x, far, order: int) -> Known:
-    """``−(−1)^k x^{−k}/k``."""
-    inverse, least = 1 / x, x - far
-    values = [jnp.log(x), *(-((-1.0) ** k) / k * inverse**k for k in range(1, order + 1))]
-    beyond = jnp.where(least > 0, ROOM / ((order + 1) * jnp.where(least > 0, least, 1.0) ** (order + 1)), jnp.inf)
-    return _exact(values, 4.0, 1.0, beyond)
-
-
-def reciprocal(x, far, order: int) -> Known:
-    """``(−1)^k x^{−k−1}``."""
-    inverse, least = 1 / x, jnp.abs(x) - far
-    values = [(-1.0) ** k * inverse ** (k + 1) for k in range(order + 1)]
-    beyond = jnp.where(least > 0, ROOM / jnp.where(least > 0, least, 1.0) ** (order + 2), jnp.inf)
-    return _exact(values, 4.0, 0.0, beyond)
-
-
-@functools.cache
-def _logistic_derivatives(order: int) -> tuple[list[np.ndarray], list[float]]:
-    """``σ^{(k)}/k!`` as polynomials in σ, lowest power first, and a bound of the absolute value of each.
-
-    From a grid of step 1e-4 on [0, 1]: at an extreme within, the slope is zero and by Markov's inequality the second
-    derivative at most ``4 k⁴/3`` times the largest value, so that the grid misses a share of less than ``2e-9 k⁴``.
-    """
-    p, found, largest = np.polynomial.Polynomial([0.0, 1.0]), [], []
-    for k in range(order + 1):
-        scaled = p / math.factorial(k)
-        found.append(scaled.coef)
-        largest.append(float(np.abs(scaled(np.linspace(0, 1, 10001))).max()) * (1 + 1e-3))
-        p = p.deriv() * np.polynomial.Polynomial([0.0, 1.0, -1.0])
-    return found, largest
-
-
-def _logistic(x, far, order: int) -> Known:
-    coefficients, largest = _logistic_derivatives(order + 1)
-    p = lax.logistic(x)
-    return _exact([_horner(c, p) for c in coefficients[:-1]], 16.0, 16.0, jnp.full_like(x, largest[-1]))
-
-
-def _softplus(x, far, order: int) -> Known:
-    coefficients, largest = _logistic_derivatives(order)
-    p = lax.logistic(x)
-    slopes = [_horner(c, p) / (k + 1) for k, c in enumerate(coefficients[:-1])]
-    return _exact([softplus(x), *slopes], 16.0, 16.0, jnp.full_like(x, largest[-1] / (order + 1)))
-
-
-def polygamma(n: int) -> Local:
-    """``ψ⁽ⁿ⁾``; for n = −1 ``log Γ``."""
-    return lambda x, far, order: Known(*polygammas_about(n, x, far, order))
-
-
-def _log_ndtr(x, far, order: int) -> Known:
-    """``log Φ``, the next derivative by its largest value anywhere; of other orders from ranges."""
-    if order != 3:
-        return by_ranges(TAYLOR["log_ndtr"])(x, far, order)
-    values, errors = [], []
-    for k, (value, left) in enumerate(special_functions.log_ndtr_derivatives_at(x)):
-        values.append(value / math.factorial(k))
-        errors.append((left * ROOM + unit(x) * (NOISE * jnp.abs(value) + 4.0)) / math.factorial(k) + TINY)
-    return Known(values, errors, jnp.full_like(x, special_functions.MOST_FOURTH / math.factorial(4)))
-
-
-def _horner(coefficients, x):
-    total = coefficients[-1]
-    for c in coefficients[-2::-1]:
-        total = c + x * total
-    return jnp.broadcast_to(total, jnp.shape(x))
-
-
-LOCAL: dict[str, Local] = {
-    **{name: by_ranges(taylor) for name, taylor in TAYLOR.items()},
-    "exp": exp, "log": log, "logistic": _logistic, "softplus": _softplus, "lgamma": polygamma(-1), "digamma": polygamma(0),
-    "log_ndtr": _log_ndtr,
-}  # fmt: skip
+    return Curve(g, error * more + unit(w.error) * size + TINY)
 
 
 # An index into so few entries is a product with a matrix of zeros and ones, which is faster than to fetch them; a sum of
@@ -609,12 +444,6 @@ def _scatter_add(interval: TimeInterval, params, operand: Form, index: Form, upd
     return Curve(joined.parts, joined.error + (unit(size) + terms * float(jnp.finfo(size.dtype).eps)) * size + TINY)
 
 
-def _scatter(interval: TimeInterval, params, operand: Form, index: Form, updates: Form) -> Curve:
-    if not is_point(index):
-        raise NotImplementedError("scatter at a place that depends on the parameters")
-    return fields(lambda part, new: primitives.scatter_p.bind(part, index, new, **params), operand, updates)
-
-
 def _add(interval: TimeInterval, params, x: Form, y: Form) -> Form:
     if isinstance(x, PlacedPieces) and isinstance(y, PlacedPieces):
         return x.plus(interval, y)
@@ -652,7 +481,11 @@ def _mul(interval: TimeInterval, params, x: Form, y: Form) -> Form:
 
 
 def _div(interval: TimeInterval, params, x: Form, y: Form) -> Form:
-    return _scaled(x, 1 / y) if is_point(y) else _mul(interval, params, x, composed(interval, reciprocal, y))
+    return (
+        _scaled(x, 1 / y)
+        if is_point(y)
+        else _mul(interval, params, x, composed(interval, FUNCTIONS["reciprocal"].local, y))
+    )
 
 
 def _square(interval: TimeInterval, params, x: Curve) -> Curve:
@@ -662,38 +495,44 @@ def _square(interval: TimeInterval, params, x: Curve) -> Curve:
 def _integer_pow(interval: TimeInterval, params, x: Curve) -> Curve:
     n = params["y"]
     if n == -1:
-        return composed(interval, reciprocal, x)
+        return composed(interval, FUNCTIONS["reciprocal"].local, x)
     if 0 < n <= 4:
         root = _square(interval, {}, x) if n > 1 else x
         return root if n < 3 else multiplied(interval, root, x if n == 3 else root)
-    return composed(interval, by_ranges(taylor_of_integer_power(n)), x)
+    return composed(interval, integer_power(n).local, x)
 
 
 def _pow(interval: TimeInterval, params, x: Form, y: Form) -> Form:
     if not is_point(y):
-        logs = jnp.log(x) if is_point(x) else composed(interval, log, x)
-        return composed(interval, exp, _mul(interval, params, y, logs))
+        logs = jnp.log(x) if is_point(x) else composed(interval, FUNCTIONS["log"].local, x)
+        return composed(interval, FUNCTIONS["exp"].local, _mul(interval, params, y, logs))
     if is_static(y) and np.ndim(y) == 0 and y in (2.0, 3.0):
         return _integer_pow(interval, {"y": int(y)}, x)
     return composed(
         interval,
-        by_ranges(taylor_of_real_power(y if np.ndim(y) == 0 else wide(y))),
+        real_power(y if np.ndim(y) == 0 else wide(y)).local,
         shaped(x, np.broadcast_shapes(x.shape, jnp.shape(y))),
     )
 
 
 def _polygamma(interval: TimeInterval, params, n: Form, x: Form) -> Form:
-    if not is_static(n) or np.ndim(n):
+    order = whole_number(n)
+    if order is None or order < 0:
         raise NotImplementedError("polygamma needs an order that is a constant of the program")
-    return composed(interval, polygamma(int(n)), x)
+    return composed(interval, polygamma(order).local, x)
 
 
 def _convert(interval: TimeInterval, params, x: Form) -> Form:
-    if isinstance(x, (Truth, Assumed)) and jnp.issubdtype(params["new_dtype"], jnp.floating):
-        return steady(Cell.rules["convert_element_type"](interval, params, *interval.truths(x)))
-    if not isinstance(x, Curve) or params["new_dtype"] != x.dtype:
+    dtype = params["new_dtype"]
+    if isinstance(x, (Truth, Assumed)):
+        (x,) = interval.truths(x)
+        return x if jnp.issubdtype(dtype, jnp.bool_) else steady(numbers_of(x, float))
+    if not isinstance(x, Curve) or not jnp.issubdtype(dtype, jnp.floating):
         raise NotImplementedError("a value as another type of number")
-    return x
+    found = jax.tree.map(lambda part: lax.convert_element_type(part, dtype), x)
+    if jnp.finfo(dtype).eps <= jnp.finfo(x.dtype).eps:
+        return found
+    return Curve(found.parts, found.error + unit(dtype) * found.size)
 
 
 # Linear maps ----------------------------------------------------------------------------------------------------------
@@ -711,11 +550,11 @@ def _each(function: Callable) -> Callable:
 
 
 def _dot(interval: TimeInterval, params, x: Form, y: Form) -> Curve:
-    cell_rules.refuse_fewer_bits(params, x, y)
+    refuse_fewer_bits(params, x, y)
     dimensions = params["dimension_numbers"]
     dot = functools.partial(lax.dot_general, preferred_element_type=params["preferred_element_type"])
     (axes, others), (batch, other_batch) = dimensions
-    terms = int(np.prod([x.shape[i] for i in axes], initial=1))
+    terms = terms_of(shape_of(x), axes)
     if is_point(x):
         first = functools.partial(dot, dimension_numbers=dimensions)
         return _mapped(y, lambda part: first(x, part), lambda part: first(jnp.abs(x), part), terms)
@@ -735,7 +574,7 @@ def _dot(interval: TimeInterval, params, x: Form, y: Form) -> Curve:
 
 
 def _reduce_sum(interval: TimeInterval, params, x: Curve) -> Curve:
-    axes, terms = params["axes"], int(np.prod([x.shape[i] for i in params["axes"]], initial=1))
+    axes, terms = params["axes"], terms_of(x.shape, params["axes"])
 
     def summed(part):
         if terms <= FEW:
@@ -753,38 +592,17 @@ def _cumsum(interval: TimeInterval, params, x: Curve) -> Curve:
 
 def _solve(interval: TimeInterval, params, a: Form, b: Form) -> Curve:
     """``A⁻¹ b`` for a constant triangular matrix."""
-    solve, absolute, loss = cell_rules.substitution(params, a)
+    solve, absolute, loss = substitution(params, a)
     found = _mapped(b, _each(solve), _each(absolute), a.shape[-1])
     return Curve(found.parts, found.error + _each(loss)(found.size))
 
 
-# Kinks ----------------------------------------------------------------------------------------------------------------
-
-
-def _extreme(name: str) -> Callable[..., Form]:
-    """The range alone."""
-    reduce = jnp.max if name == "max" else jnp.min
-
-    def found(interval: TimeInterval, params, x: Curve) -> Curve:
-        return steady(Interval(*(reduce(end, params["axes"]) for end in (x.range.lo, x.range.hi))))
-
-    return found
-
-
-def _sign(interval: TimeInterval, params, x: Curve) -> Form:
-    return steady(Interval(jnp.sign(x.range.lo), jnp.sign(x.range.hi)))
-
-
-def _composed(name: str) -> Rule:
-    return lambda interval, params, x: composed(interval, LOCAL[name], x)
-
-
-TimeInterval.rules.update({name: _composed(name) for name in LOCAL})
+TimeInterval.rules.update(
+    {name: lambda interval, params, x, name=name: composed(interval, FUNCTIONS[name].local, x) for name in FUNCTIONS}
+)
 TimeInterval.rules.update({
     "add": _add, "add_any": _add, "neg": _neg, "mul": _mul, "div": _div, "pow": _pow, "square": _square,
     "integer_pow": _integer_pow, "polygamma": _polygamma, "convert_element_type": _convert,
     "dot_general": _dot, "reduce_sum": _reduce_sum, "cumsum": _cumsum, "triangular_solve": _solve,
-    "gather": _gather, "pad": _pad, "scatter-add": _scatter_add, "scatter_add": _scatter_add, "scatter": _scatter,
-    "sign": _sign, "reduce_max": _extreme("max"), "reduce_min": _extreme("min"),
-    "reduce_and": cell_rules.reduce_and, "reduce_or": cell_rules.reduce_or,
+    "gather": _gather, "pad": _pad, "scatter-add": _scatter_add, "scatter_add": _scatter_add,
 })  # fmt: skip

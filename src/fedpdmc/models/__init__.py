@@ -15,12 +15,15 @@ from fedpdmc._jax.precision import double_precision
 from fedpdmc.enclosures import continuous as continuous
 from fedpdmc.errors import InputError
 from fedpdmc.models.families import *  # noqa: F403  # regressions of the standard library
+from fedpdmc.models.grouped import check_counts as _check_counts
+from fedpdmc.models.grouped import check_labels as _check_labels
 from fedpdmc.models.grouped import effects_prior as effects_prior
 from fedpdmc.models.grouped import events_of as _events_of
 from fedpdmc.models.grouped import random_effects as random_effects
 from fedpdmc.models.grouped import spread_prior as spread_prior
 from fedpdmc.models.grouped import with_effects as with_effects
 from fedpdmc.models.mixture_prior import horseshoe_prior as horseshoe_prior
+from fedpdmc.models.mixture_prior import of_each as _of_each
 from fedpdmc.models.mixture_prior import student_t_prior as student_t_prior
 from fedpdmc.models.user_function import Minus, UserModel, user_model
 from fedpdmc.potentials import (
@@ -53,14 +56,6 @@ def _design(X: Any, y: Any, call: str) -> tuple[np.ndarray, np.ndarray]:
     return design, response
 
 
-def _counts(name: str, value: np.ndarray) -> np.ndarray:
-    bad = np.argwhere((value < 0) | (value != np.round(value)))
-    if bad.size:
-        where = tuple(int(i) for i in bad[0])
-        raise InputError(name, f"{value[where]} at index {where}", "Give counts: integers that are zero or positive.")
-    return value
-
-
 def _predictor(design, response, loss, offset=None, weight=None) -> LinearPredictor:
     offset, weight = (None if x is None else on_device(x) for x in (offset, weight))
     return LinearPredictor.from_records(on_device(design), on_device(response), loss, offset, weight)
@@ -87,19 +82,9 @@ def normal_prior(dim: int, mean: Any = 0.0, scale: Any = 1.0, *, cov: Any = None
     dim = integer("normal_prior(dim)", dim, 1, remedy="Give the number of parameters, an integer of at least 1.")
     if cov is not None and precision is not None:
         raise InputError("normal_prior(cov, precision)", "both", "Give one of them.")
-    center = finite_array("normal_prior(mean)", mean, (0, 1), f"() or ({dim},)")
-    if center.ndim and center.shape != (dim,):
-        raise InputError("normal_prior(mean)", f"shape {center.shape}", f"Give a number or an array of shape ({dim},).")
-    center = np.broadcast_to(center, (dim,))
+    center = _of_each("normal_prior(mean)", mean, dim)
     if cov is None and precision is None:
-        sd = finite_array("normal_prior(scale)", scale, (0, 1), f"() or ({dim},)")
-        if sd.ndim and sd.shape != (dim,):
-            raise InputError(
-                "normal_prior(scale)", f"shape {sd.shape}", f"Give a number or an array of shape ({dim},)."
-            )
-        if np.any(sd <= 0):
-            raise InputError("normal_prior(scale)", repr(scale), "Give positive standard deviations.")
-        matrix = np.diag(np.broadcast_to(sd, (dim,)) ** -2.0)
+        matrix = np.diag(_of_each("normal_prior(scale)", scale, dim, True) ** -2.0)
     else:
         name = "normal_prior(cov)" if precision is None else "normal_prior(precision)"
         matrix = _positive_definite(name, cov if precision is None else precision, dim)
@@ -162,12 +147,7 @@ def gaussian_mean(y: Any, scale: Any = 1.0, weights: Any = None) -> Potential:
     records = finite_array("gaussian_mean(y)", y, 2, "(n, d)")
     if records.shape[1] == 0:
         raise InputError("gaussian_mean(y)", f"shape {records.shape}", "Give at least one column.")
-    sd = finite_array("gaussian_mean(scale)", scale, (0, 1), "() or (d,)")
-    if sd.ndim and sd.shape != (records.shape[1],):
-        raise InputError("gaussian_mean(scale)", f"shape {sd.shape}", f"Give a number or shape ({records.shape[1]},).")
-    if np.any(sd <= 0):
-        raise InputError("gaussian_mean(scale)", repr(scale), "Give positive standard deviations.")
-    weight = np.broadcast_to(sd, (records.shape[1],)) ** -2.0
+    weight = _of_each("gaussian_mean(scale)", scale, records.shape[1], True) ** -2.0
     return Quadratic.of_records(
         GaussianRecords(None, records, weight, _weights("gaussian_mean", weights, len(records)))
     )
@@ -216,10 +196,7 @@ def logistic(X: Any, y: Any, trials: Any = None, weights: Any = None) -> Potenti
     if trials is not None:
         response, number = _events_of("logistic", response, trials)
         return _predictor(design, response, Logistic(), weight=number if share is None else number * share)
-    bad = np.argwhere((response != 0) & (response != 1))
-    if bad.size:
-        where = int(bad[0, 0])
-        raise InputError("logistic(y)", f"{response[where]} at index {where}", "Give labels 0 and 1.")
+    _check_labels("logistic", response)
     return _predictor(design, response, Logistic(), weight=share)
 
 
@@ -241,7 +218,8 @@ def poisson(X: Any, y: Any, offset: Any = None, exposure: Any = None, weights: A
             raise InputError("poisson(exposure)", f"{values[where]} at index {where}", "Give positive numbers.")
         added = (0.0 if added is None else added) + (values if name == "offset" else np.log(values))
     share = _weights("poisson", weights, len(response))
-    return _predictor(design, _counts("poisson(y)", response), Poisson(), added, share)
+    _check_counts("poisson(y)", response)
+    return _predictor(design, response, Poisson(), added, share)
 
 
 @double_precision
@@ -314,7 +292,8 @@ def log_gaussian_cox(counts: Any) -> Potential:
     cells = finite_array("log_gaussian_cox(counts)", counts, (1, 2), "(cells,) or (rows, columns)").ravel()
     if not cells.size:
         raise InputError("log_gaussian_cox(counts)", "no cells", "Give at least one cell.")
-    return _predictor(np.ones(cells.size), _counts("log_gaussian_cox(counts)", cells), Poisson())
+    _check_counts("log_gaussian_cox(counts)", cells)
+    return _predictor(np.ones(cells.size), cells, Poisson())
 
 
 def from_logdensity(f: Callable, data: Any = None) -> UserModel:

@@ -13,10 +13,9 @@ Arrays of laws have the shape (n, S), records by draws; those of levels (n, S, K
 
 from __future__ import annotations
 
-import abc
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -46,183 +45,88 @@ def exp(z: Array) -> Array:
     return np.exp(np.minimum(z, 700.0))
 
 
-class Law(abc.ABC):
+@dataclass
+class Law:
     """The law of the response of n records under S draws.
 
     Attributes
     ----------
+    log_density : callable
+        Log density of responses of shape (n, 1), from them and the family's other columns by name.
+    mean : callable
+        The expected response, without arguments; of a binomial one its probability, of levels theirs.
+    draw : callable
+        A response of each record under each draw, from the other columns and a generator.
     levels : bool
-        Whether the response is one of several levels, whose means are their probabilities.
+        Whether the response is one of several levels.
     shares : bool
-        Whether it counts events among trials, and its mean is their probability.
+        Whether it counts events among trials.
+    of : callable, optional
+        For a time until an event: ``of(kind, at)`` is the survival or hazard at a time, the mean restricted to a horizon,
+        ``∫_0^τ P(T > t) dt``, or the median.
     """
 
-    levels = shares = False
-
-    @abc.abstractmethod
-    def log_density(self, y: Array, own: Mapping[str, Array]) -> Array:
-        """Log density of responses of shape (n, 1); ``own`` are the family's other columns."""
-
-    @abc.abstractmethod
-    def mean(self) -> Array:
-        """The expected response; of a binomial one its probability."""
-
-    @abc.abstractmethod
-    def draw(self, own: Mapping[str, Array], rng: np.random.Generator) -> Array:
-        """A response of each record under each draw."""
+    log_density: Callable[[Array, Mapping[str, Array]], Array]
+    mean: Callable[[], Array]
+    draw: Callable[[Mapping[str, Array], np.random.Generator], Array]
+    levels: bool = False
+    shares: bool = False
+    of: Callable[..., Array] | None = None
 
 
-@dataclass
-class Standard(Law):
+def _standard(law: Any, average: Array, discrete: bool = False) -> Law:
     """A distribution of SciPy."""
-
-    law: Any
-    average: Array
-    discrete: bool = False
-
-    def log_density(self, y, own):
-        """Log of the density or of the probability."""
-        return self.law.logpmf(y) if self.discrete else self.law.logpdf(y)
-
-    def mean(self):
-        """The mean that was given."""
-        return self.average
-
-    def draw(self, own, rng):
-        """Draws from the distribution."""
-        return np.asarray(self.law.rvs(size=self.average.shape, random_state=rng), float)
+    return Law(
+        lambda y, own: law.logpmf(y) if discrete else law.logpdf(y),
+        lambda: average,
+        lambda own, rng: np.asarray(law.rvs(size=average.shape, random_state=rng), float),
+    )
 
 
-@dataclass
-class Binary(Standard):
-    """Zeros and ones."""
-
-    def draw(self, own, rng):
-        """Ones with probability ``average``."""
-        return rng.random(self.average.shape) < self.average
-
-
-@dataclass
-class ZeroInflated(Law):
-    """Zero with probability ``zero``, else Poisson."""
-
-    rate: Array
-    zero: Array
-
-    def log_density(self, y, own):
-        """``log(π 1{y = 0} + (1 − π) p(y))``."""
-        other = np.log1p(-self.zero) + scipy.stats.poisson.logpmf(y, self.rate)
-        with np.errstate(divide="ignore"):
-            return np.where(y == 0, np.logaddexp(np.log(self.zero), other), other)
-
-    def mean(self):
-        """``(1 − π) λ``."""
-        return (1 - self.zero) * self.rate
-
-    def draw(self, own, rng):
-        """Structural zeros, and counts."""
-        return np.where(rng.random(self.rate.shape) < self.zero, 0.0, rng.poisson(self.rate))
-
-
-@dataclass
-class Binomial(Law):
+def _events(probability: Array) -> Law:
     """Events among ``trials``."""
-
-    probability: Array
-    shares = True
-
-    def log_density(self, y, own):
-        """Log probability of the number of events."""
-        return scipy.stats.binom.logpmf(y, own["trials"], self.probability)
-
-    def mean(self):
-        """The probability of an event."""
-        return self.probability
-
-    def draw(self, own, rng):
-        """Events among as many trials."""
-        return rng.binomial(np.asarray(own["trials"], int), self.probability).astype(float)
+    return Law(
+        lambda y, own: scipy.stats.binom.logpmf(y, own["trials"], probability),
+        lambda: probability,
+        lambda own, rng: rng.binomial(np.asarray(own["trials"], int), probability).astype(float),
+        shares=True,
+    )
 
 
-@dataclass
-class BetaBinomial(Law):
-    """Successes among ``successes + failures``."""
+def _survival(
+    log_pdf: Callable, log_survival: Callable, average: Array, quantile: Callable, restricted: Callable
+) -> Law:
+    """A time until an event; ``died`` is zero where it is censored, and draws are not censored."""
 
-    probability: Array
-    precision: Array
-    shares = True
-
-    def log_density(self, y, own):
-        """Log probability of the number of successes."""
-        one, other = self.probability * self.precision, (1 - self.probability) * self.precision
-        return scipy.stats.betabinom.logpmf(y, y + own["failures"], one, other)
-
-    def mean(self):
-        """The probability of success."""
-        return self.probability
-
-    def draw(self, own, rng):
-        """Successes among as many trials."""
-        trials = np.asarray(own["successes"] + own["failures"], int)
-        chance = rng.beta(self.probability * self.precision, (1 - self.probability) * self.precision)
-        return rng.binomial(trials, chance).astype(float)
-
-
-@dataclass
-class Survival(Law):
-    """A time until an event, with its log density and log survival; ``died`` is zero where it is censored.
-
-    ``restricted`` is the mean of the time or a horizon, whichever is smaller: ``∫_0^τ P(T > t) dt``.
-    """
-
-    log_pdf: Callable[[Array], Array]
-    log_survival: Callable[[Array], Array]
-    average: Array
-    quantile: Callable[[Array], Array]
-    restricted: Callable[[Array], Array]
-
-    def log_density(self, y, own):
-        """Log density of an event, log survival where censored; all are events where nothing says so."""
-        return np.where(own.get("died", 1.0) > 0, self.log_pdf(y), self.log_survival(y))
-
-    def mean(self):
-        """The expected time until the event."""
-        return self.average
-
-    def draw(self, own, rng):
-        """Times until the event, not censored."""
-        return self.quantile(rng.random(self.average.shape))
-
-    def of(self, kind: str, at: float = 0.5) -> Array:
-        """The survival or hazard at a time, the mean restricted to a horizon, or the median."""
+    def of(kind: str, at: float = 0.5) -> Array:
         y = np.asarray(at, float)
         if kind == "survival":
-            return np.exp(self.log_survival(y))
+            return np.exp(log_survival(y))
         if kind == "hazard":
-            return np.exp(self.log_pdf(y) - self.log_survival(y))
-        return self.restricted(y) if kind == "restricted_mean" else self.quantile(np.asarray(0.5))
+            return np.exp(log_pdf(y) - log_survival(y))
+        return restricted(y) if kind == "restricted_mean" else quantile(np.asarray(0.5))
+
+    return Law(
+        lambda y, own: np.where(own.get("died", 1.0) > 0, log_pdf(y), log_survival(y)),
+        lambda: average,
+        lambda own, rng: quantile(rng.random(average.shape)),
+        of=of,
+    )
 
 
-@dataclass
-class Categorical(Law):
-    """One of K levels, with log probabilities of shape (n, S, K)."""
+def _categorical(log_probability: Array) -> Law:
+    """One of K levels, with log probabilities of shape (n, S, K); draws are their codes."""
 
-    log_probability: Array
-    levels = True
+    def draw(own: Mapping[str, Array], rng: np.random.Generator) -> Array:
+        below = np.cumsum(np.exp(log_probability), -1)
+        return np.sum(rng.random(below.shape[:2])[..., None] > below[..., :-1], -1).astype(float)
 
-    def log_density(self, y, own):
-        """Log probability of the observed level."""
-        return np.take_along_axis(self.log_probability, np.asarray(y, int)[..., None], 2)[..., 0]
-
-    def mean(self):
-        """The probability of each level."""
-        return np.exp(self.log_probability)
-
-    def draw(self, own, rng):
-        """Codes of levels."""
-        below = np.cumsum(np.exp(self.log_probability), -1)
-        drawn = np.sum(rng.random(below.shape[:2])[..., None] > below[..., :-1], -1)
-        return drawn.astype(float)
+    return Law(
+        lambda y, own: np.take_along_axis(log_probability, np.asarray(y, int)[..., None], 2)[..., 0],
+        lambda: np.exp(log_probability),
+        draw,
+        levels=True,
+    )
 
 
 # Where the default prior starts -----------------------------------------------------------------------------------------
@@ -394,20 +298,23 @@ def family(name: str, **sizes: int) -> Model:
 
 def _linear_law(eta, other, constants) -> Law:
     scale = np.exp(other[:, 0]) if other.shape[1] else constants["scale"]
-    return Standard(scipy.stats.norm(eta, scale), eta)
+    return _standard(scipy.stats.norm(eta, scale), eta)
 
 
 def _student_t_law(eta, other, constants) -> Law:
-    return Standard(scipy.stats.t(constants["df"], eta, constants["scale"]), eta)
+    return _standard(scipy.stats.t(constants["df"], eta, constants["scale"]), eta)
 
 
 def _logistic_law(eta, other, constants) -> Law:
     chance = scipy.special.expit(eta)
-    return Binomial(chance) if constants.get("trials") else Binary(scipy.stats.bernoulli(chance), chance, True)
+    if constants.get("trials"):
+        return _events(chance)
+    law = _standard(scipy.stats.bernoulli(chance), chance, True)
+    return replace(law, draw=lambda own, rng: rng.random(chance.shape) < chance)
 
 
 def _poisson_law(eta, other, constants) -> Law:
-    return Standard(scipy.stats.poisson(exp(eta)), exp(eta), True)
+    return _standard(scipy.stats.poisson(exp(eta)), exp(eta), True)
 
 
 for _record in (
@@ -460,7 +367,7 @@ SURVIVAL = {"time": "positive", "died": "binary"}
 
 def _negative_binomial_law(eta, other, constants) -> Law:
     mean, phi = exp(eta), exp(other[:, 0])
-    return Standard(scipy.stats.nbinom(phi, phi / (phi + mean)), mean, True)
+    return _standard(scipy.stats.nbinom(phi, phi / (phi + mean)), mean, True)
 
 
 @_enter(
@@ -498,7 +405,7 @@ def negative_binomial(X: Any, y: Any, weights: Any = None) -> RecordModel:
 
 def _gamma_law(eta, other, constants) -> Law:
     mean, shape = exp(eta), exp(other[:, 0])
-    return Standard(scipy.stats.gamma(shape, scale=mean / shape), mean)
+    return _standard(scipy.stats.gamma(shape, scale=mean / shape), mean)
 
 
 def _place_gamma(seen: Seen) -> Place:
@@ -533,7 +440,7 @@ def gamma(X: Any, y: Any, weights: Any = None) -> RecordModel:
 
 def _beta_law(eta, other, constants) -> Law:
     mean, phi = scipy.special.expit(eta), exp(other[:, 0])
-    return Standard(scipy.stats.beta(mean * phi, (1 - mean) * phi), mean)
+    return _standard(scipy.stats.beta(mean * phi, (1 - mean) * phi), mean)
 
 
 def _place_beta(seen: Seen) -> Place:
@@ -575,7 +482,7 @@ def _weibull_law(eta, other, constants) -> Law:
         log_u = k * (np.log(y) - eta)
         return other[:, 0] + log_u - exp(log_u) - np.log(y)
 
-    return Survival(
+    return _survival(
         log_pdf,
         lambda y: -exp(k * (np.log(y) - eta)),
         mean,
@@ -624,7 +531,7 @@ def _log_normal_law(eta, other, constants) -> Law:
     def z(y):
         return (np.log(y) - eta) / sigma
 
-    return Survival(
+    return _survival(
         lambda y: -0.5 * z(y) ** 2 - 0.5 * np.log(2 * np.pi) - other[:, 0] - np.log(y),
         lambda y: scipy.special.log_ndtr(-z(y)),
         mean,
@@ -686,7 +593,7 @@ def _piecewise_exponential_law(eta, other, constants) -> Law:
         return np.sum(np.exp(-before) * -np.expm1(-hazard * np.clip(y[..., None] - low, 0.0, width)) / hazard, -1)
 
     mean = np.sum(np.exp(-before) * -np.expm1(-spent) / hazard, -1)
-    return Survival(log_pdf, lambda y: -total(y), mean, quantile, restricted)
+    return _survival(log_pdf, lambda y: -total(y), mean, quantile, restricted)
 
 
 def _place_hazard(seen: Seen) -> Place:
@@ -776,7 +683,7 @@ def _ordered_law(log_cdf: Callable[[Array], Array]) -> Callable[..., Law]:
         flip = upper + lower > 0
         high, low = log_cdf(np.where(flip, -lower, upper)), log_cdf(np.where(flip, -upper, lower))
         inner = high + np.log(-np.expm1(np.minimum(low - high, -1e-300)))
-        return Categorical(np.concatenate([first, inner, last], -1))
+        return _categorical(np.concatenate([first, inner, last], -1))
 
     return law
 
@@ -846,7 +753,7 @@ def ordered_probit(X: Any, y: Any, levels: int, weights: Any = None) -> RecordMo
 
 def _multinomial_logit_law(eta, other, constants) -> Law:
     whole = np.concatenate([np.zeros_like(eta[..., :1]), eta], -1)
-    return Categorical(whole - scipy.special.logsumexp(whole, axis=-1, keepdims=True))
+    return _categorical(whole - scipy.special.logsumexp(whole, axis=-1, keepdims=True))
 
 
 @_enter(
@@ -874,7 +781,19 @@ def multinomial_logit(X: Any, y: Any, levels: int, weights: Any = None) -> Recor
 
 
 def _zero_inflated_poisson_law(eta, other, constants) -> Law:
-    return ZeroInflated(exp(eta), np.broadcast_to(scipy.special.expit(other[:, 0]), eta.shape))
+    """``log(π 1{y = 0} + (1 − π) p(y))``."""
+    rate, zero = exp(eta), np.broadcast_to(scipy.special.expit(other[:, 0]), eta.shape)
+
+    def log_density(y: Array, own: Mapping[str, Array]) -> Array:
+        other = np.log1p(-zero) + scipy.stats.poisson.logpmf(y, rate)
+        with np.errstate(divide="ignore"):
+            return np.where(y == 0, np.logaddexp(np.log(zero), other), other)
+
+    return Law(
+        log_density,
+        lambda: (1 - zero) * rate,
+        lambda own, rng: np.where(rng.random(rate.shape) < zero, 0.0, rng.poisson(rate)),
+    )
 
 
 @_enter(
@@ -905,7 +824,19 @@ def zero_inflated_poisson(X: Any, y: Any, weights: Any = None) -> RecordModel:
 
 
 def _beta_binomial_law(eta, other, constants) -> Law:
-    return BetaBinomial(scipy.special.expit(eta), np.broadcast_to(exp(other[:, 0]), eta.shape))
+    chance, precision = scipy.special.expit(eta), np.broadcast_to(exp(other[:, 0]), eta.shape)
+    one, other = chance * precision, (1 - chance) * precision
+
+    def draw(own: Mapping[str, Array], rng: np.random.Generator) -> Array:
+        drawn = rng.beta(one, other)
+        return rng.binomial(np.asarray(own["successes"] + own["failures"], int), drawn).astype(float)
+
+    return Law(
+        lambda y, own: scipy.stats.betabinom.logpmf(y, y + own["failures"], one, other),
+        lambda: chance,
+        draw,
+        shares=True,
+    )
 
 
 @_enter(

@@ -94,14 +94,14 @@ def random_effects(
             raise InputError(f"{CALL}(trials)", f"trials with family={family!r}", "Leave them out.")
         response, number = events_of(CALL, response, trials)
         share = share * number
-    else:
-        _check_response(family, response)
+    elif family == "logistic":
+        check_labels(CALL, response)
+    elif family in ("poisson", "negative_binomial"):
+        check_counts(f"{CALL}(y)", response)
     shift = np.zeros(n) if offset is None else finite_array(f"{CALL}(offset)", offset, 1, "(n,)")
-    slopes = np.ones((n, 1)) if effects is None else finite_array(f"{CALL}(effects)", effects, 2, "(n, r)")
-    if slopes.shape[0] != n or slopes.shape[1] not in (1, 2) or shift.shape != (n,):
-        raise InputError(
-            f"{CALL}(effects)", f"shape {slopes.shape}", f"Give one or two columns of {n} rows, and an offset of {n}."
-        )
+    if shift.shape != (n,):
+        raise InputError(f"{CALL}(offset)", f"shape {shift.shape}", f"Give an offset of {n} records.")
+    slopes = _slopes(effects, n, CALL)
     labels, index = _groups(groups, n)
     _check_groups(family, np.bincount(index, minlength=len(labels)))
     order = np.argsort(index, kind="stable")
@@ -160,9 +160,7 @@ def with_effects(model: RecordModel, groups: Any = None, *, effects: Any = None)
     source = model.function.model.source
     check_one_predictor(source, f"{call}(model)")
     n = model.records
-    slopes = np.ones((n, 1)) if effects is None else finite_array(f"{call}(effects)", effects, 2, "(n, r)")
-    if slopes.shape[0] != n or slopes.shape[1] not in (1, 2):
-        raise InputError(f"{call}(effects)", f"shape {slopes.shape}", f"Give one or two columns of {n} rows.")
+    slopes = _slopes(effects, n, call)
     labels, index = _groups(groups, n, call)
     order = np.argsort(index, kind="stable")
     rows = {name: np.asarray(x)[order] for name, x in model.data.items() if name not in (DESIGN, WEIGHTS, CONSTANTS)}
@@ -199,6 +197,14 @@ class RecordLoss:
         source = self.model.source
         _, named = Layout(source, 0).split(parameters)
         return evaluate(source.likelihood, {**named, **constants, **row, source.predictors[0].name: eta})[""]
+
+
+def _slopes(effects: Any, n: int, call: str) -> np.ndarray:
+    """The covariates of the effects; an intercept if None."""
+    slopes = np.ones((n, 1)) if effects is None else finite_array(f"{call}(effects)", effects, 2, "(n, r)")
+    if slopes.shape[0] != n or slopes.shape[1] not in (1, 2):
+        raise InputError(f"{call}(effects)", f"shape {slopes.shape}", f"Give one or two columns of {n} rows.")
+    return slopes
 
 
 def _groups(groups: Any, n: int, call: str = CALL) -> tuple[tuple[str, ...], np.ndarray]:
@@ -244,12 +250,21 @@ def events_of(call: str, events: np.ndarray, trials: Any) -> tuple[np.ndarray, n
     return events / np.maximum(number, 1.0), number
 
 
-def _check_response(family: str, response: np.ndarray) -> None:
-    if family == "logistic" and not np.all((response == 0) | (response == 1)):
-        raise InputError(f"{CALL}(y)", f"{response[(response != 0) & (response != 1)][0]}", "Give labels 0 and 1.")
-    counts = family in ("poisson", "negative_binomial")
-    if counts and not np.all((response >= 0) & (response == np.round(response))):
-        raise InputError(f"{CALL}(y)", "a response that is not a count", "Give integers that are zero or positive.")
+def check_labels(call: str, response: np.ndarray) -> None:
+    """Refuse responses that are not zeros and ones."""
+    _check_each(f"{call}(y)", response, (response == 0) | (response == 1), "Give labels 0 and 1.")
+
+
+def check_counts(name: str, values: np.ndarray) -> None:
+    """Refuse numbers that are not counts."""
+    remedy = "Give counts: integers that are zero or positive."
+    _check_each(name, values, (values >= 0) & (values == np.round(values)), remedy)
+
+
+def _check_each(name: str, values: np.ndarray, good: np.ndarray, remedy: str) -> None:
+    if not good.all():
+        where = int(np.argmin(good))
+        raise InputError(name, f"{values[where]} at index {where}", remedy)
 
 
 def _family(family: str, size, df, scale) -> EffectsFamily:

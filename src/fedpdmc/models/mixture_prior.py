@@ -137,7 +137,7 @@ def student_t_prior(dim: int, df: int, mean: Any = 0.0, scale: Any = 1.0) -> Mix
     mean, scale : float or array of shape (dim,)
     """
     dim, df = integer("student_t_prior(dim)", dim, 1), integer("student_t_prior(df)", df, 1, MOST_DF)
-    mean, scale = _each("student_t_prior(mean)", mean, dim), _each("student_t_prior(scale)", scale, dim, True)
+    mean, scale = of_each("student_t_prior(mean)", mean, dim), of_each("student_t_prior(scale)", scale, dim, True)
     return mixture_prior(mean, scale, dict.fromkeys(range(dim), df))
 
 
@@ -167,12 +167,13 @@ def horseshoe_prior(
     chosen = list(range(dim)) if on is None else [integer("horseshoe_prior(on)", i, 0, dim - 1) for i in on]
     if not chosen or len(set(chosen)) != len(chosen):
         raise InputError("horseshoe_prior(on)", repr(on), "Give different indices of parameters, at least one.")
-    wide = _each("horseshoe_prior(others)", others, dim, True)
-    wide[chosen] = _each("horseshoe_prior(slab)", slab, dim, True)[chosen]
+    wide = of_each("horseshoe_prior(others)", others, dim, True)
+    wide[chosen] = of_each("horseshoe_prior(slab)", slab, dim, True)[chosen]
     return mixture_prior(np.zeros(dim), wide, {}, chosen, scale)
 
 
-def _each(name: str, value: Any, dim: int, above: bool = False) -> np.ndarray:
+def of_each(name: str, value: Any, dim: int, above: bool = False) -> np.ndarray:
+    """A finite number for each of ``dim`` coordinates, from an array or a number for all; ``above`` zero."""
     found = finite_array(name, value, (0, 1), f"() or ({dim},)")
     if found.ndim and found.shape != (dim,):
         raise InputError(name, f"shape {found.shape}", f"Give a number or an array of shape ({dim},).")

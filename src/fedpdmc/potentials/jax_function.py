@@ -16,19 +16,9 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from fedpdmc._jax.compilation import calls_library, mapped
-from fedpdmc.enclosures import (
-    Cell,
-    Curve,
-    Series,
-    TimeInterval,
-    assertions,
-    check_continuity,
-    enclose,
-    smoothed,
-    span,
-)
-from fedpdmc.errors import NoEnclosure
-from fedpdmc.potentials.base import Field, Potential, RateBound
+from fedpdmc.enclosures import Curve, TimeInterval, assertions, check_continuity, enclose, smoothed
+from fedpdmc.errors import InputError
+from fedpdmc.potentials.base import Potential, RateBound
 from fedpdmc.potentials.quadratic import Quadratic
 
 # On a rotation a cell is at most this long (radians).
@@ -123,121 +113,8 @@ def best_lines(line: Line, rotating: bool, a: Float[Array, "n d"], v: Float[Arra
 
 # Rounding error of positions and velocities along a plan, relative to the largest entry.
 POSITION_SLACK = 1e-13
-# A cell is tried again if it was too long or too short by this factor, at most ATTEMPTS times; a first guess is somewhat too
-# long, because thinning can stop before its end.
-ATTEMPTS, MISJUDGED, STRIDE, EAGER = 16, 8.0, 64.0, 1.2
 # Relative room for the rounding of the curve itself.
 ROOM = 1 + 1e-9
-# The smallest curvature that is used, and the lengths that are tried.
-LEAST, LADDER = 1e-9, 2.0 ** np.arange(0, -8, -1)
-
-
-def path(rotating: bool, a: Float[Array, " d"], v: Float[Array, " d"]) -> tuple[Series, Series]:
-    """Position and velocity along a line or a rotation, exact but for their rounding."""
-    here = jnp.full(a.shape, POSITION_SLACK * (1 + jnp.max(jnp.abs(a), initial=0.0)))
-    there = jnp.full(v.shape, POSITION_SLACK * jnp.max(jnp.abs(v), initial=0.0))
-    if rotating:
-        both = here + there
-        return Series(a, both, v, -a), Series(v, both, -a, -v)
-    return Series(a, here, v), Series(v, there)
-
-
-def reflection_rate(rate: Callable, a, v, length) -> Series:
-    """A signed rate of reflections on a rotation, as a series on a cell with bounds from both sides."""
-    return series_rates(rate, True, a, v, length)
-
-
-def series_rates(program, rotating: bool, a, v, length) -> Series:
-    """The signed rates as series on a cell."""
-    cell = Cell(length, rotating)
-    return _flattened(cell, enclose(program, cell)(*path(rotating, a, v)))
-
-
-def _flattened(cell: Cell, found: Any) -> Series:
-    """The series with ``σ`` and ``κ`` written in powers of s, and zeros for absent parts."""
-    if not isinstance(found, Series):
-        found = Series(*_ends(span(cell, found)))
-    zero = jnp.zeros(found.shape, found.dtype)
-    slope = zero if found.slope is None else found.slope
-    turn = zero if found.turn is None else found.turn
-    low, high = (zero, zero) if found.low is None else (found.low, found.high)
-    if cell.rotating:
-        # slope sin s ∈ slope s + slope s² [−h/6, 0], and turn κ ∈ turn s² [least, ½].
-        bend = -slope * cell.length / 6
-        low, high = low + jnp.minimum(bend, 0.0), high + jnp.maximum(bend, 0.0)
-        one, other = cell.least_turn * turn, 0.5 * turn
-        low, high = low + jnp.minimum(one, other), high + jnp.maximum(one, other)
-    return Series(found.value, found.error, slope, None, low, high)
-
-
-def _ends(interval):
-    middle = 0.5 * (interval.lo + interval.hi)
-    return middle, jnp.maximum(interval.hi - middle, middle - interval.lo)
-
-
-def best_cell(program, rotating: bool, a, v):
-    """At a point: the length with the least ``1/h + ¼ k(h) h²`` among some, the rounding of the rates and their size."""
-
-    # One loop, so that the program is enclosed once: a cell of length zero shows which lengths to try.
-    def tried(longest, rung):
-        h = longest * rung
-        found = series_rates(program, rotating, a, v, h)
-        bend, _, bound = _examine(found, h)
-        first = jnp.minimum(2 * jnp.cbrt(2 / jnp.maximum(bend, LEAST)), LONGEST if rotating else jnp.inf)
-        work = jnp.nan_to_num(1 / h + jnp.sum(bound.curve) * h * h / 4 + jnp.sum(found.error), nan=jnp.inf)
-        largest = jnp.max(found.error), jnp.max(jnp.abs(found.value))
-        return jnp.where(rung == 0, first, longest), (h, work, *largest)
-
-    _, (lengths, works, errors, rates) = jax.lax.scan(tried, jnp.ones(()), jnp.asarray([0.0, *LADDER]))
-    return lengths[1:][jnp.argmin(works[1:])], errors[0], rates[0]
-
-
-def attempt(program, rotating: bool, a, v, h) -> tuple[Float[Array, ""], Float[Array, ""], RateBound]:
-    """`_examine` of a cell of this length."""
-    return _examine(series_rates(program, rotating, a, v, h), h)
-
-
-def _examine(found: Series, h) -> tuple[Float[Array, ""], Float[Array, ""], RateBound]:
-    """How much the rates bend, up or down (NaN if not finite), candidates that their error adds, and their bound."""
-    bend = 2 * jnp.sum(jnp.maximum(jnp.abs(found.low), jnp.abs(found.high)))
-    bend = bend + 0.0 * jnp.sum(found.value + found.error + found.slope)
-    curve = 2 * jnp.maximum(found.high, 0.0) * ROOM
-    return bend, h * jnp.sum(found.error), RateBound(found.value + found.error, found.slope, curve, h)
-
-
-def fitted_cell(program, rotating: bool, usual, a, v) -> RateBound:
-    """Bound the rates on a cell whose length is found by trial: first the usual length, then a corrected one if needed.
-
-    With ``k`` the sum of the curvatures, ``1/h + ¼ k h²`` is least at ``h = (2/k)^{1/3}``; k counts curvature of both signs,
-    so that a cell on which all rates are concave does not suggest a longer one. Where the error alone, of comparisons that
-    are not decided, adds more than one candidate the cell is too long. The length depends on the anchor alone.
-    """
-    longest = jnp.asarray(LONGEST if rotating else jnp.inf)
-
-    def factor(state):
-        """The factor for the cell's length; after one without a finite bound only shorter ones are tried."""
-        _, limit, bend, added, bound = state
-        length = jnp.minimum(EAGER * jnp.cbrt(2 / jnp.maximum(bend, 1e-300)), limit)
-        ratio = jnp.where(bend == 0, 1.0, jnp.clip(length / bound.reach, 1 / STRIDE, STRIDE))
-        ratio = jnp.minimum(ratio, jnp.maximum(1 / jnp.maximum(added, 1.0), 1 / STRIDE))
-        return jnp.where(jnp.isfinite(bend), ratio, 1 / STRIDE)
-
-    def misjudged(state):
-        ratio = factor(state)
-        return (state[0] == 0) | (state[0] < ATTEMPTS) & ((ratio < 1 / MISJUDGED) | (ratio > MISJUDGED))
-
-    def again(state):
-        count, limit, bend, added, bound = state
-        fine = jnp.isfinite(bend) & (added <= MISJUDGED)
-        limit = jnp.where(fine, limit, jnp.minimum(limit, bound.reach / jnp.where(jnp.isfinite(bend), 2.0, STRIDE)))
-        length = jnp.where(count == 0, bound.reach, bound.reach * factor(state))
-        return count + 1, limit, *attempt(program, rotating, a, v, length)
-
-    # The first trial is part of the loop, so that the program is enclosed in one place only.
-    first = jnp.minimum(EAGER * usual / speed(rotating, a, v), longest)
-    rates = jnp.zeros(jax.eval_shape(program, a, v).shape)
-    start = (jnp.asarray(0), longest, jnp.zeros(()), jnp.zeros(()), RateBound(rates, rates, rates, first))
-    return jax.lax.while_loop(misjudged, again, start)[-1]
 
 
 # Points at which the usual length of a cell is measured, and how much larger the rounding of a rate may be than at the worst
@@ -248,12 +125,11 @@ SAMPLES, NOISE = 16, 16.0
 class Program(Potential):
     """``U(x) = f(x, data)`` for any JAX function, less a public quadratic where there is a control variate.
 
-    The signed rate of an event along a path is itself a program of time. It is evaluated on series
-    ``w(s) ∈ w_0 + w_1 s + [lo, hi] s²`` (`fedpdmc.enclosures`), which gives ``r(s) ≤ r_0 + r_1 s + hi s²`` on a cell with
-    ``r_0`` and ``r_1`` exact. Intervals of the second derivative of the rate would give the same order, but widen with every
-    value that a formula uses twice, the path above all. Here linear operations keep the path exact, and interval arithmetic
-    widens only terms of third order in the cell. Rates of reflections are bounded as ``d/ds U(a(s))``, by forward
-    differentiation of the program, so that no gradient is enclosed and then contracted with the velocity.
+    The signed rate of an event along a path is itself a program of time. On an interval every value of the program is a
+    polynomial with a proved error (`fedpdmc.enclosures.taylor_models`). Value and slope in the middle are exact however the
+    formula is written; interval arithmetic widens only what is beyond. Rates of reflections are bounded as
+    ``d/ds U(a(s))``, by forward differentiation of the program, so that no gradient is enclosed and then contracted with
+    the velocity.
 
     Parameters
     ----------
@@ -365,17 +241,9 @@ class Program(Potential):
         return lambda a, v: self._forward(a, v)[None]
 
     def bound(self, rotating: bool, flips: bool, a: Float[Array, "C d"], v: Float[Array, "C d"]) -> RateBound:
-        """A certified bound of the signed rates on a cell whose length depends on the anchor alone.
-
-        From polynomials of time of degree one where all primitives have rules for them: their programs are several times
-        smaller than those of series, and compile in a fraction of the time.
-        """
+        """A certified bound of the signed rates on a cell whose length depends on the anchor alone, from degree one."""
         usual = jnp.ones(()) if self.pace is None else self.pace
-        try:
-            return fitted_line(functools.partial(self.line, rotating, flips), rotating, usual, a, v)
-        except NoEnclosure:
-            program = self._program(flips)
-            return jax.vmap(lambda one, other: fitted_cell(program, rotating, usual, one, other))(a, v)
+        return fitted_line(functools.partial(self.line, rotating, flips), rotating, usual, a, v)
 
     def line(self, rotating: bool, flips: bool, a: Float[Array, "C d"], v: Float[Array, "C d"], h: Float[Array, " C"]):
         """The signed rates on cells of these lengths as a line through their middle, its slope there, and their error."""
@@ -416,12 +284,8 @@ class Program(Potential):
         NoEnclosure
             At a primitive without a rule.
         """
-        state = jax.ShapeDtypeStruct((self.dim,), jnp.float64)
         one = jax.ShapeDtypeStruct((1, self.dim), jnp.float64)
-        try:
-            jax.eval_shape(lambda a, v: self.line(rotating, flips, a, v, jnp.ones(1)), one, one)
-        except NoEnclosure:
-            jax.eval_shape(lambda a, v: series_rates(self._program(flips), rotating, a, v, jnp.ones(())), state, state)
+        jax.eval_shape(lambda a, v: self.line(rotating, flips, a, v, jnp.ones(1)), one, one)
 
     def paced(self, rotating: bool, flips: bool) -> Program:
         """The same with its usual cell length, and the rounding of its rates.
@@ -431,10 +295,7 @@ class Program(Potential):
         """
         u = jax.random.normal(jax.random.key(0), (2, SAMPLES, self.dim))
         a, v = u[0], u[1] if not flips or rotating else jnp.sign(u[1])
-        try:
-            lengths, errors, rates = best_lines(functools.partial(self.line, rotating, flips), rotating, a, v)
-        except NoEnclosure:
-            lengths, errors, rates = jax.vmap(functools.partial(best_cell, self._program(flips), rotating))(a, v)
+        lengths, errors, rates = best_lines(functools.partial(self.line, rotating, flips), rotating, a, v)
         size = jnp.linalg.norm(v, axis=-1) * (1 + jnp.linalg.norm(a, axis=-1))
         lengths, errors, rates = (
             lengths * jax.vmap(functools.partial(speed, rotating))(a, v),
@@ -460,20 +321,8 @@ class Program(Potential):
         return dataclasses.replace(self, pace=None, noise=None, typical_noise=None, usual=None)
 
     def field(self, rotating, flips, a, v):
-        """Gradient, slope and a bound of the second derivative, from the same series as `bound`."""
-        usual = jnp.ones(()) if self.pace is None else self.pace
-
-        def one(at, velocity):
-            def program(x, y):
-                return self._gradient(x) if flips else self._forward(x, y)[None]
-
-            reach = fitted_cell(program, rotating, usual, at, velocity).reach
-            found = series_rates(program, rotating, at, velocity, reach)
-            worst = jnp.maximum(jnp.abs(found.low), jnp.abs(found.high))
-            slack = jnp.max(found.error) / jnp.maximum(jnp.max(jnp.abs(velocity)), 1e-300)
-            return Field(self._gradient(at), found.slope, 2 * worst, reach, slack)
-
-        return mapped(one, self.calls_library)(a, v)
+        """Refused: `bound` has all that is known of the rates."""
+        raise InputError("sites", "a field of a function", "Use its bound.")
 
 
 def curved_path(rotating: bool, a, v, length, order: int) -> tuple[Curve, Curve]:

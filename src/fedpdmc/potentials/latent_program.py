@@ -27,9 +27,8 @@ from jaxtyping import Array, Float
 from fedpdmc._jax.compilation import calls_library, mapped
 from fedpdmc._jax.random_streams import logarithm, normals
 from fedpdmc.enclosures import Curve, TimeInterval, enclose, smoothed
-from fedpdmc.errors import NoEnclosure
 from fedpdmc.potentials.chebyshev import RateCurve, chebyshev_nodes
-from fedpdmc.potentials.jax_function import LONGEST, Program, curved_path, reflection_rate
+from fedpdmc.potentials.jax_function import LONGEST, Program, curved_path
 from fedpdmc.potentials.latent import LatentPotential, PrivateRemainder
 from fedpdmc.potentials.quadratic import Quadratic
 from fedpdmc.potentials.random_effects_rates import FROM_PRIOR, POINTS, Conditional, gaussian_energy, informed
@@ -241,8 +240,6 @@ ORDER, AIM, MOST = 3, 0.05, 0.15
 ATTEMPTS, SHORTER, NOT_FINITE = 24, 8.0, 3.0
 # Relative rounding error of a polynomial's value.
 ROUNDING = 1e-13
-# For series: lengths of cells that are tried, relative to the longest, and the cost of an error relative to a cell.
-LENGTHS, PRICE = (1.0, 0.25, 1 / 16, 1 / 64, 1 / 512), 2.0
 
 Energy = Callable[[Float[Array, " d"], Float[Array, " k"]], Float[Array, ""]]
 
@@ -254,21 +251,12 @@ def rate_cell(
 
     The rate is enclosed as a polynomial of time (`fedpdmc.enclosures.taylor_models`), ζ being a curve that does not move. A
     cell is as long as the room, and is shortened until its error e adds few candidates: with ``e ∝ h^{n+1}`` for order n,
-    ``e h`` is `AIM` at ``h (AIM/(e h))^{1/(n+2)}``. Where an operation has no rule for polynomials, cells come from series
-    ``r_0 + r_1 s + [lo, hi] s²``, a quadratic within ``½(hi − lo)s²``.
+    ``e h`` is `AIM` at ``h (AIM/(e h))^{1/(n+2)}``.
     """
 
     def rate(a, v, zeta):
         return jax.jvp(lambda x: energy(x, zeta), (a,), (v,))[1]
 
-    try:
-        return _polynomials(rate, a, v, zeta, room)
-    except NoEnclosure:
-        length, values, error = jax.vmap(lambda *one: _series(rate, *one))(a, v, zeta, room)
-        return RateCurve(values.T, error, length)
-
-
-def _polynomials(rate: Callable, a, v, zeta, room) -> RateCurve:
     still = Curve((zeta.T,), jnp.zeros_like(zeta.T))
 
     def attempt(h):
@@ -294,25 +282,6 @@ def _polynomials(rate: Callable, a, v, zeta, room) -> RateCurve:
     blank = RateCurve(jnp.zeros((POINTS, *room.shape)), jnp.zeros_like(room), jnp.zeros_like(room))
     start = (jnp.asarray(0), jnp.clip(room, 0.0, LONGEST), jnp.zeros(room.shape, bool), blank)
     return jax.lax.while_loop(lambda s: (s[0] < ATTEMPTS) & ~jnp.all(s[2]), again, start)[-1]
-
-
-def _series(rate: Callable, a, v, zeta, room):
-    """The cell, on one chain, that costs the least among some lengths, counting its error."""
-
-    def attempt(share):
-        h = share * jnp.clip(room, 1e-12, LONGEST)
-        found = reflection_rate(lambda a, v: rate(a, v, zeta), a, v, h)
-        error = 0.5 * (found.high - found.low) * h * h * (1 + 1e-9) + found.error
-        middle = 0.5 * (found.low + found.high)
-        price = jnp.nan_to_num(1 / h + PRICE * error, nan=jnp.inf) + 0.0 * middle
-        return h, found.value, found.slope, middle, error, jnp.where(jnp.isfinite(price), price, jnp.inf)
-
-    tried = jax.lax.map(attempt, jnp.asarray(LENGTHS))
-    best = jnp.argmin(tried[-1])
-    h, value, slope, bend, error, price = (part[best] for part in tried)
-    length = jnp.where(jnp.isfinite(price), jnp.minimum(h, room), 0.0)
-    s = 0.5 * length * (1 + jnp.asarray(chebyshev_nodes(POINTS)))
-    return length, value + slope * s + bend * s**2, error
 
 
 class GroupedRemainder(PrivateRemainder):

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedpdmc.errors import InputError
-from fedpdmc.models.families import FAMILIES, Law, Survival
+from fedpdmc.models.families import FAMILIES, Law
 from fedpdmc.models.model_file.records import CONSTANTS, DESIGN, WEIGHTS
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class Outcome:
         law, response = self.law(records), self.response
         if kind == "mean":
             return own_units(law.mean(), response)
-        if not isinstance(law, Survival):
+        if law.of is None:
             raise InputError("kind", repr(kind), f"It is of survival families, not of {self.study.family}.")
         found = law.of(kind, (at - response.center) / response.scale)
         if kind in ("survival", "hazard"):
