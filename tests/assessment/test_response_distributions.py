@@ -119,11 +119,11 @@ def test_laws_are_normalised_and_means_and_draws_are_theirs(family):
     np.testing.assert_allclose(mass, 1, atol=2e-6)
     first = found.tables["a"].iloc[[0]]
     if kind == "level":
-        probability = outcome.mean(first)[0]
+        probability = outcome.law(first).mean()[0]
         np.testing.assert_allclose(probability @ np.arange(4), mean, rtol=1e-9)
     else:
         trials = float(first[["good", "bad"]].iloc[0].sum()) if kind == "trials" else 1.0
-        np.testing.assert_allclose(trials * outcome.mean(first)[0], mean, rtol=1e-4)
+        np.testing.assert_allclose(trials * outcome.law(first).mean()[0], mean, rtol=1e-4)
     many = found.tables["a"].iloc[[0] * 20_000]
     drawn = outcome.draw(many, np.random.default_rng(2))
     error = np.sqrt(np.maximum(square - mean**2, 1e-12) / len(many))
@@ -233,7 +233,7 @@ def test_the_integral_of_a_piecewise_exponential_is_its_mean():
     hazard = np.exp(at[0, 1:] + at[0, 0] * first["dose"].iloc[0])
     survival = lambda t: np.exp(-np.sum(hazard * np.clip(t - np.array([0, *CUTS]), 0, [0.5, 1.0, np.inf])))  # noqa: E731
     mean = sum(integrate.quad(survival, a, b)[0] for a, b in ((0, 0.5), (0.5, 1.5), (1.5, np.inf)))
-    assert outcome.mean(first)[0, 0] == pytest.approx(mean)
+    assert outcome.law(first).mean()[0, 0] == pytest.approx(mean)
 
 
 @pytest.mark.parametrize("family", ["logistic", "weibull"])
@@ -255,7 +255,7 @@ def test_weighted_densities_are_those_that_are_sampled(family):
         rng = np.random.default_rng(0)
         drawn = np.mean([outcome.draw(records, rng) for _ in range(400)], 0)
         if family == "logistic":
-            np.testing.assert_allclose(drawn, records[["all"]].to_numpy() * outcome.mean(records), atol=0.5)
+            np.testing.assert_allclose(drawn, records[["all"]].to_numpy() * outcome.law(records).mean(), atol=0.5)
         # Means of checks are those of records as often as their weights say.
         p = predictive_checks(outcome, records, ["mean"], rng, values=True, step=lambda _: None)["mean"]
         repeated = np.repeat(outcome.observed(records)[:, 0], records.w.astype(int))

@@ -108,7 +108,7 @@ def test_prior_predictive_holds_the_data(family):
     # Drawn from the prior, the typical response is now above that of the data, now below it.
     outcome = Outcome(found.study, draws)
     with np.errstate(over="ignore"):
-        mean, observed = outcome.mean(tables), outcome.observed(tables)
+        mean, observed = outcome.law(tables).mean(), outcome.observed(tables)
     if mean.ndim == 3:
         observed = observed[..., None] == np.arange(mean.shape[-1])
     if family == "beta_binomial":

@@ -220,7 +220,7 @@ def test_offsets_in_a_formula_are_those_of_the_arguments_and_added_once(tmp_path
         np.log(study.columns["days"].bounds)
     )
     new = check_table(found.study, pd.DataFrame({"dose": [2.0, 2.0], "days": [10.0, 20.0]}), response=False)
-    low, high = Outcome(found.study, x[None]).mean(new)[:, 0]
+    low, high = Outcome(found.study, x[None]).law(new).mean()[:, 0]
     assert low == pytest.approx(10 * np.exp(0.1 + 0.2 * np.log(2))) and high == pytest.approx(2 * low)
     for formula, family, options, words in (
         (

@@ -74,9 +74,8 @@ class Outcome:
         if study.family not in FAMILIES:
             raise InputError("sites", f"a study of family {study.family!r}", f"Assessments know {', '.join(FAMILIES)}.")
         if study.effects is not None:
-            raise InputError(
-                "sites", "effects of groups in the formula", "They stay at their sites: assess a formula without them."
-            )
+            remedy = "They stay at their sites: assess a formula without them."
+            raise InputError("sites", "effects of groups in the formula", remedy)
         self.study, self.draws, self.site = study, np.asarray(draws, float), site
         terms = len(study.design.names)
         self._entries = 1 if study.model is None else sum(one.type.size for one in study.model.model.source.predictors)
@@ -110,10 +109,6 @@ class Outcome:
             trials = self.study.trials
             return {} if trials is None else {"trials": np.asarray(records[trials], float)[:, None]}
         return {name: values[:, None] for name, values in self.study.model.values(records).items()}
-
-    def mean(self, records: pd.DataFrame) -> np.ndarray:
-        """The expected response of each record at each draw, (n, S); of levels their probabilities, (n, S, K)."""
-        return self.law(records).mean()
 
     def log_density(self, records: pd.DataFrame) -> np.ndarray:
         """Log density of each record's response at each draw, times its weight, of shape (n, S)."""
