@@ -24,6 +24,7 @@ import itertools
 import logging
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import jax.numpy as jnp
 import numpy as np
@@ -66,28 +67,19 @@ def bit_limits(policy: Policy, records: int, values: Sequence[int]) -> tuple[flo
     return tuple(usual if limit is None else limit for limit, usual in zip(given, defaults, strict=True))  # type: ignore
 
 
+@dataclass(eq=False)
 class Information:
-    """What the answers of a site carry, in bits, in this study and in others with the same records.
+    """What the answers of a site carry, in bits, in this study and in others with the same records."""
 
-    Parameters
-    ----------
-    limits : (float, float)
-        The most bits for each record, in this study and in all.
-    before : (float, float)
-        Bits of earlier answers, in this study and in others.
-    keep : callable, optional
-        Stores the bits of an answer durably, and returns those in this study and in others.
-    """
+    records: int
+    limits: tuple[float, float] = NO_LIMITS  # the most bits for each record, in this study and in all
+    before: tuple[float, float] = 0.0, 0.0  # bits of earlier answers, in this study and in others
+    # Stores the bits of an answer durably, and returns those in this study and in others.
+    keep: Callable[[float], tuple[float, float]] | None = None
 
-    def __init__(
-        self,
-        records: int,
-        limits: tuple[float, float] = NO_LIMITS,
-        before: tuple[float, float] = (0.0, 0.0),
-        keep: Callable[[float], tuple[float, float]] | None = None,
-    ):
-        self.records, self._limits, self._keep = max(records, 1), limits, keep
-        self.bits, self._others = before
+    def __post_init__(self):
+        self.records = max(self.records, 1)
+        self.bits, self._others = self.before
         self.releases, self.arrivals, self.events = 0.0, 0.0, 0
         self._time, self._answered, self._passes = 0.0, 0, 0
         self._bits_at_report, self._reported = 0.0, 0.0
@@ -97,7 +89,7 @@ class Information:
     @property
     def left(self) -> float:
         """Bits that the site may still give away."""
-        study, every = (limit * self.records for limit in self._limits)
+        study, every = (limit * self.records for limit in self.limits)
         return min(study - self.bits, every - self.bits - self._others)
 
     def report(self) -> float:
@@ -226,12 +218,12 @@ class Information:
 
     def _add(self, bits: float, what: str, level: int = logging.INFO) -> None:
         logger.log(level, "%s: %.1f bits", what, bits)
-        self.bits, self._others = (self.bits + bits, self._others) if self._keep is None else self._keep(bits)
+        self.bits, self._others = (self.bits + bits, self._others) if self.keep is None else self.keep(bits)
 
     @property
     def for_each(self) -> list[float | None]:
         """Bits for each record, and the most in this study, if they are limited."""
-        return [self.bits / self.records, self._limits[0] if self._limits[0] < math.inf else None]
+        return [self.bits / self.records, self.limits[0] if self.limits[0] < math.inf else None]
 
     def words(self) -> str:
         """For the site's operator."""
