@@ -131,7 +131,7 @@ def test_a_spread_is_no_wider_than_the_sites_own_posterior(agent):
 
 def test_the_contributions_that_are_checked_are_those_of_the_release(guarded, tmp_path):
     agent = guarded.agent("north", tmp_path / "store")
-    control = agent.computation._control
+    control = agent.computation.control
     terms = double_precision(control._at)(ReleasePlace(X, SPREAD))
     value, gradient, hessian = own(agent, X, SPREAD)
     assert terms.value.sum() == pytest.approx(value, rel=1e-10)

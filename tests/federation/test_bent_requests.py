@@ -142,7 +142,7 @@ def test_a_run_opens_in_the_coordinates_of_the_last_release(agent):
 
 def too_far(agent, plans):
     try:
-        agent.computation._region.check_plans(plans)
+        agent.computation.region.check_plans(plans)
     except RequestRefused as refused:
         assert refused.code == "TOO_FAR"
         return True
@@ -152,7 +152,7 @@ def too_far(agent, plans):
 @double_precision
 def test_releases_are_compared_in_units_of_the_log_spread(agent):
     """At a point the gradient of u is T' times that of s: a record has the same part of both."""
-    control, bend = agent.computation._control, Bend((3,), jnp.asarray(NUMBERS))
+    control, bend = agent.computation.control, Bend((3,), jnp.asarray(NUMBERS))
     one, other = control._at(ReleasePlace(bend(U))), control._at(ReleasePlace(U, None, bend))
     np.testing.assert_allclose(one.gradient, other.gradient, rtol=1e-6, atol=1e-10)
     slope = float(steepness(U[3:], NUMBERS)[0])

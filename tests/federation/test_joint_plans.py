@@ -333,7 +333,7 @@ def test_a_site_whose_key_its_certificate_has_not_signed_is_named(kind, checked,
     folder, false = Folder(tmp_path / "study", KINDS[kind]), read_credentials(tmp_path / "foreign" / "sites" / "south")
     agents = {name: folder.agent(name, tmp_path / name) for name in folder.study.sites}
     if kind == "summed":
-        agents["south"].computation.party._credentials = false
+        agents["south"].computation.party.credentials = false
     else:
         agents["south"].computation.own.credentials = false
     error, words = (BadAnswer, "'south': a key that") if checked else (Refused, "KEY_NOT_PROVED")

@@ -189,7 +189,7 @@ def made(path, text, contract, monkeypatch):
         agent = Site(path / str(k), text, contract, present).agent("north", path / f"store {k}")
         monkeypatch.setattr(start, "try_model_file", lambda *given: None)
         if not checked:
-            agent.computation._shares = None
+            agent.computation.shares = None
         yield agent
         agent.log.close()
 

@@ -57,7 +57,7 @@ def test_a_release_that_singles_out_a_record_is_refused_and_an_honest_one_is_not
     (folder.path / "north.csv").write_text("\n".join(["ill,drug,age,ward", *lines, "yes,verum,65,A"]) + "\n")
     agent = folder.agent("north", tmp_path / "store")
     assert code(derive(agent, np.zeros(3))) == "NARROW_PART"
-    agent.computation._shares = None
+    agent.computation.shares = None
     assert code(derive(agent, np.zeros(3))) == "FEW_RECORDS"
     assert "one record has a share of 1 in some direction" in caplog.text
     agent.log.close()
@@ -98,7 +98,7 @@ def test_no_record_has_more_than_the_bound_that_the_contract_gives(x, tmp_path):
     """Gradient and Hessian of each record are below what the coordinator allows for one, but not far."""
     folder = Study(tmp_path, MODEL_FILE)
     slope, curvature = Plausible(folder.study)._of_one_record(x)
-    control = folder.agent("north", tmp_path / "store").computation._control
+    control = folder.agent("north", tmp_path / "store").computation.control
     told = control._at(ReleasePlace(x))
     assert np.all(np.abs(told.gradient) <= slope) and np.all(np.abs(told.hessian) <= curvature)
     assert np.all(np.isfinite(slope)) and np.all(np.isfinite(curvature))

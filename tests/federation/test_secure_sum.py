@@ -193,13 +193,13 @@ def test_a_site_left_out_or_changed_about_is_refused(agents):
 def test_certificates_can_be_pinned_or_revoked_at_the_site(folder, agents, tmp_path):
     """Even an authority in the coordinator's hands cannot pass another certificate for south's then."""
     honest = offers(agents)
-    agents["north"].computation.party._certificates["south"] = "0" * 64
+    agents["north"].computation.party.certificates["south"] = "0" * 64
     assert ask(agents["north"], wire.Agree(RUN, 2, honest)).code == "KEY_NOT_PROVED"
-    agents["north"].computation.party._certificates.clear()
+    agents["north"].computation.party.certificates.clear()
     make_keys(tmp_path / "keys", ["north"])
     own = read_credentials(folder.keys("north"))
     shut = read_credentials(tmp_path / "keys" / "sites" / "north").revoked
-    agents["north"].computation.party._credentials = own._replace(revoked=shut)
+    agents["north"].computation.party.credentials = own._replace(revoked=shut)
     from fedpdmc.certificates import fingerprint
 
     revoke(tmp_path / "keys" / "sites" / "north", [fingerprint(read_credentials(folder.keys("south")).certificate)])

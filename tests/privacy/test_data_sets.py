@@ -222,10 +222,10 @@ def test_noise_takes_part_and_does_not_count_as_exact(site, tmp_path):
     create_ledger(tmp_path / "ledger" / "ledger.db")
     terms = {"seed": None, "ledger": tmp_path / "ledger" / "ledger.db"}
     agent = site(private + LABEL.replace("label", "replace"), PEOPLE, **terms)
-    agent._use()
-    site(FIRST, PEOPLE[1:], ledger=terms["ledger"])._use()
+    agent.use()
+    site(FIRST, PEOPLE[1:], ledger=terms["ledger"]).use()
     agent = site(private.replace('"first"', '"third"') + LABEL.replace("label", "replace"), PEOPLE[2:], **terms)
-    agent._use()
+    agent.use()
     assert [use.exact for use in DataSets(tmp_path / "ledger").uses()] == [False, True, False]
 
 

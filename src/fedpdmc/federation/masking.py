@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
@@ -163,32 +164,28 @@ def _not_proved(words: str) -> RequestRefused:
     return RequestRefused("KEY_NOT_PROVED", f"secure sums: {words}")
 
 
+@dataclass(eq=False)
 class SecureSumParty:
-    """One site of a study that releases derivatives as sums only.
+    """One site of a study that releases derivatives as sums only."""
 
-    ``name``: the site's. ``secret``: its secret X25519 key in this run. ``credentials``: its keys of the study; None if
-    a log is only read. ``certificates``: fingerprints of the only certificates that are accepted for the named sites.
-    """
+    study: Study
+    name: str
+    secret: bytes  # its X25519 key in this run
+    credentials: Credentials | None = None  # its keys of the study; None if a log is only read
+    # Fingerprints of the only certificates that are accepted for the named sites.
+    certificates: Mapping[str, str] = field(default_factory=dict)
 
-    def __init__(
-        self,
-        study: Study,
-        name: str,
-        secret: bytes,
-        credentials: Credentials | None = None,
-        certificates: Mapping[str, str] | None = None,
-    ):
-        self.study, self.name, self._secret, self._credentials = study, name, secret, credentials
-        self._certificates = dict(certificates or {})
+    def __post_init__(self):
+        self.certificates = dict(self.certificates)
         self._keys: dict[str, bytes] | None = None
 
     def offer(self, message: messages.Offer, asked: bytes) -> messages.Offered:
         """The site's own key, signed."""
         from fedpdmc.certificates import sign
 
-        if (own := self._credentials) is None:
+        if (own := self.credentials) is None:
             raise InputError("keys", "none", "Secure sums need the site's keys. A plain connection has none.")
-        public = public_of(self._secret)
+        public = public_of(self.secret)
         signed = statement(message.run, self.study.digest, self.name, public)
         return messages.Offered(message.run, message.sequence, asked, public, own.certificate, sign(own, signed))
 
@@ -196,16 +193,16 @@ class SecureSumParty:
         """Raise `RequestRefused` unless the offers are those of exactly the study's sites, each signed by its site."""
         from fedpdmc.certificates import signature_fault
 
-        assert self._credentials is not None
+        assert self.credentials is not None
         offers = _offers(message)
         if len(offers) != len(self.study.sites) or len({offer.public for offer in offers}) != len(offers):
             raise _not_proved("the number of different keys is not the number of sites")
         for name, offer in zip(self.study.sites, offers, strict=True):
             proof = statement(message.run, self.study.digest, name, offer.public)
             shown = offer.certificate, offer.signature, proof
-            if fault := signature_fault(self._credentials, name, *shown, self._certificates):
+            if fault := signature_fault(self.credentials, name, *shown, self.certificates):
                 raise _not_proved(fault)
-            if name == self.name and offer.public != public_of(self._secret):
+            if name == self.name and offer.public != public_of(self.secret):
                 raise _not_proved("this site's own key was replaced")
         self._shared(message.run, offers)
 
@@ -221,7 +218,7 @@ class SecureSumParty:
     def _shared(self, run: bytes, offers: list[messages.Offered]) -> dict[str, bytes]:
         publics = {name: offer.public for name, offer in zip(self.study.sites, offers, strict=True)}
         try:
-            return pair_keys(self._secret, self.name, run, publics)
+            return pair_keys(self.secret, self.name, run, publics)
         except ValueError as error:
             raise _not_proved("a key of low order") from error
 

@@ -9,6 +9,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,29 +66,25 @@ if TYPE_CHECKING:
     from fedpdmc.study.contract import Study
 
 
+@dataclass(eq=False)
 class Connection(StudyConnection):
-    """The sites of a study and the run that they take part in; `fedpdmc.sample` draws from it.
+    """The sites of a study and the run that they take part in; `fedpdmc.sample` draws from it."""
 
-    ``seed``: the coordinator's randomness. ``checkpoint``: where the run is stored: every block, and the state between
-    blocks. ``saved``: the state that an earlier process has stored.
-    """
+    study: Study
+    transport: Transport
+    run: bytes
+    seed: int  # the coordinator's randomness
+    checkpoint: Checkpoint | None = None  # where the run is stored: every block, and the state between blocks
+    saved: RunState | None = None  # the state that an earlier process has stored
 
-    def __init__(
-        self,
-        study: Study,
-        transport: Transport,
-        run: bytes,
-        seed: int,
-        checkpoint: Checkpoint | None = None,
-        saved: RunState | None = None,
-    ):
-        self.study, self.transport, self.run, self.seed = study, transport, run, seed
-        self.checkpoint, self.saved = checkpoint, saved
-        self.federation = RemoteFederation(transport, run, study.digest)
+    def __post_init__(self):
+        study, transport, checkpoint = self.study, self.transport, self.checkpoint
+        self.federation = RemoteFederation(transport, self.run, study.digest)
         self.federation.plausible = Plausible(study)
-        self.federation.version = _wire_version(saved)
+        self.federation.version = _wire_version(self.saved)
         # What every stored state says of the run.
-        self.identity = {"study": study.digest.hex(), "run": run.hex(), "seed": seed, "wire": self.federation.version}
+        run = {"run": self.run.hex(), "seed": self.seed, "wire": self.federation.version}
+        self.identity = {"study": study.digest.hex()} | run
         self._sampled = False
         # What each site does to the posterior, and the bits that its answers have carried.
         self.weights: dict[str, dict[str, Any]] = {}
@@ -96,8 +93,8 @@ class Connection(StudyConnection):
             self.federation.journal = OpeningJournal(
                 lambda facts, arrays: checkpoint.write(self.identity | facts, arrays)
             )
-        if saved is not None:
-            self.federation.journal.read(saved)
+        if self.saved is not None:
+            self.federation.journal.read(self.saved)
         # Called with the display of every run, so that a status page can follow it.
         self.shown_to: Callable[[Display], None] | None = None
         self._witness: Witness | None = None
@@ -106,7 +103,7 @@ class Connection(StudyConnection):
             from fedpdmc.federation.audit_seals import Witness
 
             folder = None if checkpoint is None else checkpoint.folder
-            self._witness = Witness(study, run, transport.credentials, folder)
+            self._witness = Witness(study, self.run, transport.credentials, folder)
 
     def __enter__(self) -> Connection:
         return self

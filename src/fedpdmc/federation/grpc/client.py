@@ -12,6 +12,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
@@ -37,6 +38,7 @@ MOST_AGE = 3600.0
 PROGRESS = 30.0  # seconds between two log lines about the site's progress
 
 
+@dataclass(eq=False)
 class AnswerStream:
     """What a site sends on one stream: its hello, then the answer to each request as it arrives.
 
@@ -46,16 +48,14 @@ class AnswerStream:
     the coordinator, nor after its certificate was revoked.
     """
 
-    def __init__(
-        self,
-        agent: Agent,
-        coordinator: str,
-        until: float,
-        why: str,
-        check: Callable[[bytes, bytes], tls.StreamCertificates],
-    ):
-        self.agent, self.coordinator, self.until, self.why, self._check = agent, coordinator, until, why, check
-        self._hello = agent.hello(secrets.token_bytes(DIGEST_BYTES))
+    agent: Agent
+    coordinator: str
+    until: float
+    why: str
+    check: Callable[[bytes, bytes], tls.StreamCertificates]
+
+    def __post_init__(self):
+        self._hello = self.agent.hello(secrets.token_bytes(DIGEST_BYTES))
         self._certificates = tls.StreamCertificates({})
         self.calls: queue.SimpleQueue = queue.SimpleQueue()
         self.ended: queue.SimpleQueue = queue.SimpleQueue()
@@ -118,7 +118,7 @@ class AnswerStream:
                 contact.end()
 
     def _join(self, welcome: bytes) -> bool:
-        self._certificates = self._check(self._hello, welcome)
+        self._certificates = self.check(self._hello, welcome)
         self.agent.join(welcome)
         self.agent.contact.connected = True
         logger.info("joined the run at %s", self.coordinator)

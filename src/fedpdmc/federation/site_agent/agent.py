@@ -8,8 +8,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import InitVar, dataclass, field
 
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.certificates import Credentials
@@ -60,31 +60,24 @@ class Contact:
             self.seconds, self._began = self.heard - self._began, None
 
 
+@dataclass(eq=False)
 class Agent:
-    """Answers requests about a site's records, within a contract.
+    """Answers requests about a site's records, within a contract."""
 
-    Parameters
-    ----------
-    computation : Computation
-        Computes the answers.
-    log : AuditLog
-        With the answers of an earlier process, if any.
-    credentials : Credentials, optional
-        The site's keys, with which it signs the hash of its log.
-    use : callable, optional
-        Registers the use of the site's records before the first answer.
-    """
+    computation: Computation
+    log: AuditLog  # with the answers of an earlier process, if any
+    credentials: InitVar[Credentials | None] = None  # the site's keys, with which it signs the hash of its log
+    use: Callable[[], None] | None = None  # registers the use of the site's records before the first answer
 
-    def __init__(self, computation: Computation, log: AuditLog, credentials: Credentials | None = None, use=None):
-        self.computation, self.log, self._use = computation, log, use
-        self.study, self.site = computation.study, computation.site
+    def __post_init__(self, credentials: Credentials | None):
+        self.study, self.site = self.computation.study, self.computation.site
         self.run: bytes | None = None
         self.finished, self.contact = False, Contact()
         # Since the last new answer: refusals, and answers given again.
         self.refusals, self._repeated = 0, 0
         # The hash of a request that is in the log without its answer.
         self._in_progress: bytes | None = None
-        self.sealing = Sealing(log, self.study, self.site.name, credentials)
+        self.sealing = Sealing(self.log, self.study, self.site.name, credentials)
         self._restore()
 
     @double_precision
@@ -247,12 +240,17 @@ class Agent:
         if not again and not suspect:
             self._append(Kind.REQUEST, data)
         self._in_progress = asked
-        if self._use is not None:
+        if self.use is not None:
             with refusing_privacy_errors():
+<<<<<<< HEAD
                 self._use()
             self._use = None
         with refusing_privacy_errors():
             self.computation.information.begin(self.log.head[1].hex(), again)
+=======
+                self.use()
+            self.use = None
+>>>>>>> house-federation
         with _answering(message):
             answer = self.computation.compute(message, asked)
         out = messages.encode(answer)

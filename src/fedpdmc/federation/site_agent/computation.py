@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -111,53 +112,30 @@ def _once(make: Callable) -> Callable:
     return remembered
 
 
+@dataclass(eq=False)
 class Computation:
-    """Computes a site's answers. The state depends on the answered requests only, so that a log restores it.
+    """Computes a site's answers. The state depends on the answered requests only, so that a log restores it."""
 
-    Parameters
-    ----------
-    run_seed : int
-        For a site without its own seed, in the coordinator's process.
-    party : SecureSumParty, optional
-        The site's part in secure sums, if the contract requires them.
-    control : DisclosureControl, optional
-        Decides at which points derivatives are released without noise; None: at any, as in the coordinator's own process.
-    region : TrustRegion, optional
-        Decides in which coordinates plans are answered, and how far out; None: no limits.
-    most_seconds : float
-        Time limit for one plan.
-    information : Information, optional
-        The account of what the answers carry, without a budget.
-    own : OwnPlans, optional
-        Makes the plans, if sites can; None: the coordinator's are answered.
-    shares : RangeShares, optional
-        Finds narrow parts of declared ranges that carry the answers of a model file.
-    """
+    study: Study
+    site: Site
+    information: Information  # the account of what the answers carry, without a budget
+    run_seed: int = 0  # for a site without its own seed, in the coordinator's process
+    party: SecureSumParty | None = None  # the site's part in secure sums, if the contract requires them
+    # Decides at which points derivatives are released without noise; None: at any, as in the coordinator's own process.
+    control: DisclosureControl | None = None
+    region: TrustRegion | None = None  # in which coordinates plans are answered, and how far out; None: no limits
+    own: OwnPlans | None = None  # makes the plans, if sites can; None: the coordinator's are answered
+    shares: RangeShares | None = None  # finds narrow parts of declared ranges that carry the answers of a model file
+    most_seconds: float = MOST_SECONDS  # for one plan
 
-    def __init__(
-        self,
-        study: Study,
-        site: Site,
-        run_seed: int = 0,
-        party: SecureSumParty | None = None,
-        control: DisclosureControl | None = None,
-        region: TrustRegion | None = None,
-        most_seconds: float = MOST_SECONDS,
-        information: Information | None = None,
-        own: OwnPlans | None = None,
-        shares: RangeShares | None = None,
-    ):
-        self.own, self._shares = own, shares
-        self.study, self.site, self.party, self.most_seconds = study, site, party, most_seconds
-        self._run_seed, self._control, self._region = run_seed, control, region
-        self.information = Information(site.records) if information is None else information
+    def __post_init__(self):
         self._clock, self._keys = None, None
         self._made: dict[str, tuple[messages.Message, Any]] = {}
         self._turn_keys = None
         self.private: PrivateSite | None = None
         self.latents: LatentMemory | None = None
         self.reference: Reference | None = None
-        self.progress = Progress(party is not None, study.dynamics().unit_speed)
+        self.progress = Progress(self.party is not None, self.study.dynamics().unit_speed)
         # Where derivatives were released, in the site's own parameters.
         self._points: list[ReleasePlace] = []
         # What was released there, without a budget; all answers, at the places of the requests; and where disclosure control
@@ -172,10 +150,10 @@ class Computation:
             messages.Plans: self._plans,
             messages.TurnPlans: self._plans,
         }
-        if party is not None:
-            self._handlers |= {messages.Offer: party.offer, messages.Agree: party.agree}
-        if own is not None:
-            self._handlers[messages.Reveal] = own.reveal
+        if self.party is not None:
+            self._handlers |= {messages.Offer: self.party.offer, messages.Agree: self.party.agree}
+        if self.own is not None:
+            self._handlers[messages.Reveal] = self.own.reveal
 
     def check(self, message: messages.SiteRequest) -> None:
         """Raise `RequestRefused` for a request that the contract does not allow, or not now."""
@@ -234,12 +212,12 @@ class Computation:
                 # The records are used after a plan has been charged, and not before.
                 progress.shape = (message.chains, message.segments, self._private_site(message).dim)
                 return
-            if self._region is not None:
-                self._region.opened(message, self._bend(message))
+            if self.region is not None:
+                self.region.opened(message, self._bend(message))
             self._clock, self.reference = self._opened_clock(message), self._reference(message)
             self.information.predictor = self._predictor(message)
             progress.shape = (message.chains, message.segments, self._clock.dim)
-            self._keys = self.site.keys(self._run_seed, message.chains, self.study.dynamics().draws)
+            self._keys = self.site.keys(self.run_seed, message.chains, self.study.dynamics().draws)
             if isinstance(self._clock, LatentClock):
                 self.latents = LatentMemory(self._clock, self._keys, progress.shape)
         elif isinstance(message, messages.Agree) and self.party is not None:
@@ -294,18 +272,18 @@ class Computation:
 
     def _check_covariates(self, message: messages.Derive) -> None:
         """Disclosure control of a Hessian without noise under a budget, where it is evaluated."""
-        if (budget := self.site.budget) is None or self._control is None:
+        if (budget := self.site.budget) is None or self.control is None:
             return
         places = (self._own(message), *self._points)
         own, *released = (place._replace(x=release_point(place.x, budget.bounds)) for place in places)
-        self._control.check(ReleasePlace(message.x, message.about), own, released)
+        self.control.check(ReleasePlace(message.x, message.about), own, released)
 
     def _derive(self, message: messages.Derive, asked: bytes) -> messages.SiteAnswer:
         if (stored := self._stored_release(message)) is not None:
             return dataclasses.replace(stored, sequence=message.sequence, request=asked)
         self._check_covariates(message)
-        if self._shares is not None:
-            self._shares.check_release(self._place(message))
+        if self.shares is not None:
+            self.shares.check_release(self._place(message))
         if self.site.budget is not None and self.party is not None:
             return self._derive_shared(self.party, message, asked)
         if self.site.budget is not None:
@@ -317,13 +295,13 @@ class Computation:
                 numbers = release_status(self.site).numbers()
             noise = np.asarray([noisy.gradient_sd, noisy.hessian_sd, *numbers])
             return messages.Derivatives(message.run, message.sequence, asked, 0.0, noisy.gradient, noisy.hessian, noise)
-        if self._control is not None:
+        if self.control is not None:
             self.information.add_release(DECISION)
-            self._control.check(self._place(message), self._own(message), self._points)
+            self.control.check(self._place(message), self._own(message), self._points)
         released, spread = self._release(message), self._own(message).spread
         self.information.add_release(released.bits)
-        if self._region is not None and spread is not None:
-            self._region.check_spread(spread, released.hessian, self._bend(message))
+        if self.region is not None and spread is not None:
+            self.region.check_spread(spread, released.hessian, self._bend(message))
         if self.party is None:
             return messages.Derivatives(message.run, message.sequence, asked, 0.0, released.gradient, released.hessian)
         return self.party.masked(message, asked, released.gradient, released.hessian)
@@ -347,7 +325,7 @@ class Computation:
 
     def _dither(self, place: ReleasePlace, hessian: np.ndarray) -> bytes:
         """The secret of a release's dither: the same for places that differ by rounding alone, whatever the units."""
-        key = f"grid/{self.site.seed}/{self._run_seed}/{self.site.name}".encode()
+        key = f"grid/{self.site.seed}/{self.run_seed}/{self.site.name}".encode()
         size = np.ldexp(1.0, scale_exponents(hessian))
         parts = place.x, np.zeros((len(size), 0)) if place.spread is None else place.spread
         near = (np.round(part.T * size, SAME_PLACE) + 0.0 for part in parts)
@@ -389,8 +367,8 @@ class Computation:
 
     def _open(self, message: messages.Open, asked: bytes) -> messages.Opened:
         if self.site.budget is None:
-            if self._region is not None and self.study.reference != "none":
-                self._region.check_opening(message, *(self._released[-1] if self._released else (None, None)))
+            if self.region is not None and self.study.reference != "none":
+                self.region.check_opening(message, *(self._released[-1] if self._released else (None, None)))
             self.information.check_run(self._opened_clock(message), self.study, self._predictor(message))
             if self.own is not None:
                 return self.own.announce(message, asked)
@@ -458,11 +436,11 @@ class Computation:
         if self.private is not None:
             return self._private_plans(self.private, message, plan, asked)
         assert clock is not None and keys is not None
-        horizon, region = message.duration.sum(-1), self._region
+        horizon, region = message.duration.sum(-1), self.region
         if region is not None:
             region.check_plans(message)
-        if self._shares is not None and region is not None and region.reference is not None:
-            self._shares.check_plans(message, *region.reference[:2], clock.dynamics.flow.rotating)
+        if self.shares is not None and region is not None and region.reference is not None:
+            self.shares.check_plans(message, *region.reference[:2], clock.dynamics.flow.rotating)
         self.information.check_plans(horizon)
         latents = None if self.latents is None else self.latents.before(message, plan)
         arrival, walk = arrivals_along(clock, keys, plan, self.site.records, self.most_seconds, latents)

@@ -24,6 +24,7 @@ import itertools
 import logging
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import jax.numpy as jnp
 import numpy as np
@@ -66,9 +67,11 @@ def bit_limits(policy: Policy, records: int, values: Sequence[int], rows: int | 
     return tuple(usual if limit is None else limit for limit, usual in zip(given, defaults, strict=True))  # type: ignore
 
 
+@dataclass(eq=False)
 class Information:
-    """What the answers of a site carry, in bits, in this study and in others with the same records.
+    """What the answers of a site carry, in bits, in this study and in others with the same records."""
 
+<<<<<<< HEAD
     Parameters
     ----------
     limits : (float, float)
@@ -92,6 +95,17 @@ class Information:
         self.records, self._limits, self._keep, self._refund = max(records, 1), limits, keep, refund
         self._request = ""
         self.bits, self._others = before
+=======
+    records: int
+    limits: tuple[float, float] = NO_LIMITS  # the most bits for each record, in this study and in all
+    before: tuple[float, float] = 0.0, 0.0  # bits of earlier answers, in this study and in others
+    # Stores the bits of an answer durably, and returns those in this study and in others.
+    keep: Callable[[float], tuple[float, float]] | None = None
+
+    def __post_init__(self):
+        self.records = max(self.records, 1)
+        self.bits, self._others = self.before
+>>>>>>> house-federation
         self.releases, self.arrivals, self.events = 0.0, 0.0, 0
         self._time, self._answered, self._passes = 0.0, 0, 0
         self._bits_at_report, self._reported = 0.0, 0.0
@@ -101,7 +115,7 @@ class Information:
     @property
     def left(self) -> float:
         """Bits that the site may still give away."""
-        study, every = (limit * self.records for limit in self._limits)
+        study, every = (limit * self.records for limit in self.limits)
         return min(study - self.bits, every - self.bits - self._others)
 
     def begin(self, request: str, again: bool) -> None:
@@ -236,14 +250,18 @@ class Information:
 
     def _add(self, bits: float, what: str, level: int = logging.INFO) -> None:
         logger.log(level, "%s: %.1f bits", what, bits)
+<<<<<<< HEAD
         self.bits, self._others = (
             (self.bits + bits, self._others) if self._keep is None else self._keep(bits, self._request)
         )
+=======
+        self.bits, self._others = (self.bits + bits, self._others) if self.keep is None else self.keep(bits)
+>>>>>>> house-federation
 
     @property
     def for_each(self) -> list[float | None]:
         """Bits for each record, and the most in this study, if they are limited."""
-        return [self.bits / self.records, self._limits[0] if self._limits[0] < math.inf else None]
+        return [self.bits / self.records, self.limits[0] if self.limits[0] < math.inf else None]
 
     def words(self) -> str:
         """For the site's operator."""

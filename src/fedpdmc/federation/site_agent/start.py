@@ -105,7 +105,7 @@ def open_agent(
     elif policy is not None and study.coordinator_chooses:
         logger.warning("the coordinator chooses the plans of this contract: only the trust region limits them")
     if study.summed:
-        party = SecureSumParty(study, name, sum_secret(store), credentials, pinned)
+        party = SecureSumParty(study, name, sum_secret(store), credentials, pinned or {})
     log = AuditLog(refuse_links(store))
     try:
         if site.budget is not None:
@@ -115,10 +115,9 @@ def open_agent(
             logger.warning("the site's randomness comes from a seed, for tests only: nothing is private")
             log.note("seeded for tests: NOT private")
         seconds = MOST_SECONDS if policy is None else policy.most_seconds
-        checks = {"control": control, "region": region, "shares": shares, "own": own_plans}
-        computation = Computation(
-            study, site, run_seed or 0, party, most_seconds=seconds, information=information, **checks
-        )
+        information = Information(site.records) if information is None else information
+        parts = {"control": control, "region": region, "own": own_plans, "shares": shares}
+        computation = Computation(study, site, information, run_seed or 0, party, **parts, most_seconds=seconds)
         return Agent(computation, log, credentials, use)
     except BaseException:
         log.close()
