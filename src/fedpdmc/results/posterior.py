@@ -13,7 +13,7 @@ import numpy as np
 from fedpdmc._jax.compilation import mapped
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.console.interrupts import deferred
-from fedpdmc.dynamics import Dynamics, Flow
+from fedpdmc.dynamics import Dynamics
 from fedpdmc.errors import InputError
 from fedpdmc.models.user_function import StoredVariables, Variables, variables
 from fedpdmc.results.diagnostics import Diagnosis, diagnose, energy, quantile_errors
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 DRAWS_PER_TURN = 16  # per unit of process time, for the diagnostics of rotating paths
 MOST_DIAGNOSED = 2**16  # draws of all chains that diagnostics use, or a thousand of each chain if that is more
 MOST_NUMBERS = 2**23  # in all of them
+NODES = 4  # of a Gauss–Legendre rule on each piece of path
+LONGEST_PIECE = 0.5  # process time of a piece of a rotation
+BATCH = 2**14  # pieces, or draws, at a time
 UNCHANGED = "before another block of samples was complete. The posterior is as it was: call extend() again."
 
 
@@ -175,7 +178,24 @@ class Posterior:
             total = jax.jit(lambda x: jnp.sum(mapped(f)(x), 0))
             parts = np.array_split(draws, max(1, len(draws) // BATCH))
             return np.asarray(sum(np.asarray(total(jnp.asarray(part))) for part in parts)) / len(draws)
-        return expectation(f, self.skeleton, self.dynamics.flow, self.reference)
+        path, flow = self.skeleton, self.dynamics.flow
+        nodes, weights = np.polynomial.legendre.leggauss(NODES)
+        average = jax.jit(lambda x, w: jnp.tensordot(w, mapped(f)(self.reference.to_x(x)), 1))
+        total, durations = None, path.durations
+        pieces = np.ones(len(durations), int)
+        if flow.rotating:
+            pieces = np.maximum(np.ceil(durations / LONGEST_PIECE), 1).astype(int)
+        knot = np.repeat(np.arange(len(durations)), pieces)
+        piece = np.arange(len(knot)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+        length = durations[knot] / pieces[knot]
+        for rows in np.array_split(np.arange(len(knot)), max(1, len(knot) // BATCH)):
+            times = (piece[rows, None] + (nodes + 1) / 2) * length[rows, None]
+            p, q = (np.asarray(w)[..., None] for w in flow.weights(jnp.asarray(times)))
+            a = p * path.a[knot[rows], None] + q * path.v[knot[rows], None]
+            w = length[rows, None] * weights / 2
+            part = np.asarray(average(jnp.asarray(a.reshape(-1, a.shape[-1])), jnp.asarray(w.ravel())))
+            total = part if total is None else total + part
+        return np.asarray(total) / durations.sum()
 
     @property
     def transformed(self) -> bool:
@@ -496,29 +516,3 @@ class Posterior:
         from fedpdmc.results.archive import save
 
         save(self, Path(path), state)
-
-
-NODES = 4  # of a Gauss–Legendre rule on each piece of path
-LONGEST_PIECE = 0.5  # process time of a piece of a rotation
-BATCH = 2**14  # pieces, or draws, at a time
-
-
-def expectation(f: Callable[[Any], Any], skeleton: Skeleton, flow: Flow, reference: Reference) -> np.ndarray:
-    """``(1/T) ∫ f(x(t)) dt`` over all chains, with Gauss–Legendre nodes on every segment."""
-    nodes, weights = np.polynomial.legendre.leggauss(NODES)
-    average = jax.jit(lambda x, w: jnp.tensordot(w, mapped(f)(reference.to_x(x)), 1))
-    total, durations = None, skeleton.durations
-    pieces = np.ones(len(durations), int)
-    if flow.rotating:
-        pieces = np.maximum(np.ceil(durations / LONGEST_PIECE), 1).astype(int)
-    knot = np.repeat(np.arange(len(durations)), pieces)
-    piece = np.arange(len(knot)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-    length = durations[knot] / pieces[knot]
-    for rows in np.array_split(np.arange(len(knot)), max(1, len(knot) // BATCH)):
-        times = (piece[rows, None] + (nodes + 1) / 2) * length[rows, None]
-        p, q = (np.asarray(w)[..., None] for w in flow.weights(jnp.asarray(times)))
-        a = p * skeleton.a[knot[rows], None] + q * skeleton.v[knot[rows], None]
-        w = length[rows, None] * weights / 2
-        part = np.asarray(average(jnp.asarray(a.reshape(-1, a.shape[-1])), jnp.asarray(w.ravel())))
-        total = part if total is None else total + part
-    return np.asarray(total) / durations.sum()

@@ -126,6 +126,10 @@ def write_report(
     logs, dropped = logs or {}, dropped or {}
     one_shot, chosen = post.settings.get("exact") is False, str(post.settings.get("chosen"))
     exactness = "" if one_shot else f"<p>{escape(bounds_line(post))}</p><pre>{escape(str(post.certificate))}</pre>"
+    verdict = f'<p class="verdict">{escape(chosen)}</p>'
+    if not one_shot:
+        kind = "verdict" if post.verdict.converged else "verdict bad"
+        verdict = f'<p class="{kind}"><b>Sampling</b>: {escape(str(post.verdict))}</p>'
     shown = list(draws_of(post).items())
     densities = "".join(as_svg(density(name, x), escape(f"density of {name}")) for name, x in shown[:MOST_DENSITIES])
     densities = f'<h3>Densities</h3><div class="small">{densities}</div>'
@@ -133,7 +137,7 @@ def write_report(
         densities += f"<p>The first {MOST_DENSITIES} of {len(shown)} parameters are drawn.</p>"
     head = title or post.settings.get("study") or "A federated posterior"
     sections = [
-        f'<p class="verdict">{escape(chosen)}</p>' if one_shot else _verdict(post),
+        verdict,
         _fit(assessment),
         _dropped(dropped),
         _section("Question", f"<p>{escape(question)}</p>") if question else "",
@@ -192,11 +196,6 @@ def html_table(table: pd.DataFrame) -> str:
 def _name(text: Any) -> str:
     """A name, which breaks before a level and after an underscore only."""
     return "<th>" + re.sub(r"(?=\[)|(?<=[_:])", "<wbr>", escape(str(text))) + "</th>"
-
-
-def _verdict(post: Posterior) -> str:
-    kind = "verdict" if post.verdict.converged else "verdict bad"
-    return f'<p class="{kind}"><b>Sampling</b>: {escape(str(post.verdict))}</p>'
 
 
 def _fit(assessment: Any) -> str:

@@ -130,6 +130,11 @@ def first_block(method: Method, duration: float | None, ess: float | None) -> fl
     return min(length, MOST_JOINED) if turns else length
 
 
+def joined_block(method: Method, duration: float | None, ess: float | None) -> float:
+    """Process time that is run together with the burn-in."""
+    return min(first_block(method, duration, ess), MOST_JOINED if method.elsewhere else MOST_BLOCK)
+
+
 def ess_to_reach(method: Method, ess: float | None) -> float:
     """What was asked for; where the number of chains was left open, at least enough of each chain to tell if they agree."""
     wanted = DEFAULT_ESS if ess is None else float(ess)
@@ -224,8 +229,7 @@ class Sampler:
         self.distance.deciding = self.distance.active and self.method.open_dynamics and not self.engine.sites_remember
         try:
             with self._display(progress, "burn-in") as display:
-                most = MOST_JOINED if method.elsewhere else MOST_BLOCK
-                first = min(first_block(method, duration, ess), most) if joined else 0.0
+                first = joined_block(method, duration, ess) if joined else 0.0
                 latents = joined and any(site.latents for site in method.own_sites)
                 self._set_goal(first, fewest(method, first + self.burn_in_time) if latents else 1)
                 self._reach_goal(display)

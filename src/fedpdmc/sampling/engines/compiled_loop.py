@@ -388,6 +388,7 @@ class CompiledEngine(Engine):
     """
 
     sites_remember = False
+    whole_plans = True  # an iteration may add all knots of a chain's plan
     memory = BlockMemory(most=2**26)
 
     def __init__(self, federation: LocalFederation, coordinator: Coordinator, state: State, key: Key[Array, ""]):
@@ -395,15 +396,10 @@ class CompiledEngine(Engine):
         super().__init__(federation, coordinator, state, key)
         chains, dim = state.a.shape
         velocities = -(-dim // 8) if coordinator.dynamics.unit_speed else 8 * dim
-        row_bytes = chains * self._knots_per_row * (9 + 8 * dim + velocities)
+        row_bytes = chains * (coordinator.segments if self.whole_plans else 1) * (9 + 8 * dim + velocities)
         room = KNOT_BYTES if jax.default_backend() == "cpu" else WIDE_KNOT_BYTES
         self.rows = int(np.clip(room // row_bytes, 4, 2**15))
         self.limit, self._compiled = 1, False
-
-    @property
-    def _knots_per_row(self) -> int:
-        """Knots of a chain that an iteration may add."""
-        return self.coordinator.segments
 
     def _start(self, state: State) -> None:
         self.progress = begin(self.federation.groups, self.coordinator, state)

@@ -397,9 +397,7 @@ class LockstepEngine(CompiledEngine):
     def _runs_ahead(self) -> bool:
         return jax.default_backend() != "cpu"
 
-    @property
-    def _knots_per_row(self) -> int:
-        return 1
+    whole_plans = False
 
     def _start(self, state: State) -> None:
         self.selective = False
