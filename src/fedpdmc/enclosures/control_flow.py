@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fedpdmc._jax.by_numpy import scan_lengths
+from fedpdmc._jax.programs import scan_lengths
 from fedpdmc.enclosures.domain import (
     Assumed,
     Domain,

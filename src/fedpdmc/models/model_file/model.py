@@ -15,7 +15,6 @@ import numpy as np
 
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import InputError
-from fedpdmc.models.model_file.evaluation import check, evaluate
 from fedpdmc.models.model_file.program import (
     DOMAINS,
     Constant,
@@ -30,6 +29,8 @@ from fedpdmc.models.model_file.program import (
     RowGroup,
     Source,
     Type,
+    check,
+    evaluate,
 )
 from fedpdmc.models.model_file.records import Layout, RecordModel, record_model
 from fedpdmc.models.model_file.review import review

@@ -11,13 +11,24 @@ import numpy as np
 from jax import lax
 from jax.extend import core
 
-from fedpdmc._jax.by_numpy import scan_lengths
-from fedpdmc._jax.programs import INNER, called, evaluate, prune
+from fedpdmc._jax.programs import INNER, called, evaluate, prune, scan_lengths
 from fedpdmc.enclosures.continuity import is_vouched
 from fedpdmc.enclosures.known_functions import line_of, name_of_call
 from fedpdmc.errors import InputError
-from fedpdmc.models.model_file.evaluation import BINARY, OPERATIONS, RENAMED, UNARY, WHOLE_CALLS, NotAllowed
-from fedpdmc.models.model_file.program import Equation, FileProgram, Literal, Name, Operand, Type
+from fedpdmc.models.model_file.program import (
+    BINARY,
+    OPERATIONS,
+    RENAMED,
+    UNARY,
+    WHOLE_CALLS,
+    Equation,
+    FileProgram,
+    Literal,
+    Name,
+    NotAllowed,
+    Operand,
+    Type,
+)
 
 # The longest loop that is written out.
 LONGEST_LOOP = 64
