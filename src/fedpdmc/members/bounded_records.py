@@ -27,11 +27,7 @@ from fedpdmc._jax.precision import double_precision
 from fedpdmc.enclosures import Interval, enclose
 from fedpdmc.errors import InputError, NoEnclosure
 from fedpdmc.models.model_file.model import Model as FileModel
-<<<<<<< HEAD
-from fedpdmc.models.model_file.program import Source
-=======
-from fedpdmc.models.model_file.program import FileColumn, evaluate
->>>>>>> house-enclosures
+from fedpdmc.models.model_file.program import Source, evaluate
 from fedpdmc.models.model_file.records import CONSTANTS, DESIGN, WEIGHTS, Layout, RecordModel, RecordSum
 from fedpdmc.potentials import (
     GaussianRecords,

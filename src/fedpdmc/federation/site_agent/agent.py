@@ -242,15 +242,10 @@ class Agent:
         self._in_progress = asked
         if self.use is not None:
             with refusing_privacy_errors():
-<<<<<<< HEAD
-                self._use()
-            self._use = None
-        with refusing_privacy_errors():
-            self.computation.information.begin(self.log.head[1].hex(), again)
-=======
                 self.use()
             self.use = None
->>>>>>> house-federation
+        with refusing_privacy_errors():
+            self.computation.information.begin(self.log.head[1].hex(), again)
         with _answering(message):
             answer = self.computation.compute(message, asked)
         out = messages.encode(answer)

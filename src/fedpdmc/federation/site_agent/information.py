@@ -71,41 +71,17 @@ def bit_limits(policy: Policy, records: int, values: Sequence[int], rows: int | 
 class Information:
     """What the answers of a site carry, in bits, in this study and in others with the same records."""
 
-<<<<<<< HEAD
-    Parameters
-    ----------
-    limits : (float, float)
-        The most bits for each record, in this study and in all.
-    before : (float, float)
-        Bits of earlier answers, in this study and in others.
-    keep : callable, optional
-        Stores the bits of an answer to a request durably, and returns those in this study and in others.
-    refund : callable, optional
-        Takes back those of a request, and returns the same.
-    """
-
-    def __init__(
-        self,
-        records: int,
-        limits: tuple[float, float] = NO_LIMITS,
-        before: tuple[float, float] = (0.0, 0.0),
-        keep: Callable[[float, str], tuple[float, float]] | None = None,
-        refund: Callable[[str], tuple[float, float]] | None = None,
-    ):
-        self.records, self._limits, self._keep, self._refund = max(records, 1), limits, keep, refund
-        self._request = ""
-        self.bits, self._others = before
-=======
     records: int
     limits: tuple[float, float] = NO_LIMITS  # the most bits for each record, in this study and in all
     before: tuple[float, float] = 0.0, 0.0  # bits of earlier answers, in this study and in others
-    # Stores the bits of an answer durably, and returns those in this study and in others.
-    keep: Callable[[float], tuple[float, float]] | None = None
+    # Stores the bits of an answer to a request durably, and returns those in this study and in others.
+    keep: Callable[[float, str], tuple[float, float]] | None = None
+    refund: Callable[[str], tuple[float, float]] | None = None  # takes back those of a request, and returns the same
 
     def __post_init__(self):
         self.records = max(self.records, 1)
         self.bits, self._others = self.before
->>>>>>> house-federation
+        self._request = ""
         self.releases, self.arrivals, self.events = 0.0, 0.0, 0
         self._time, self._answered, self._passes = 0.0, 0, 0
         self._bits_at_report, self._reported = 0.0, 0.0
@@ -121,8 +97,8 @@ class Information:
     def begin(self, request: str, again: bool) -> None:
         """Charge what follows to this request; ``again``: a process that was killed had begun it, and nothing has left."""
         self._request = request
-        if again and self._refund is not None:
-            self.bits, self._others = self._refund(request)
+        if again and self.refund is not None:
+            self.bits, self._others = self.refund(request)
 
     def report(self) -> float:
         """What the coordinator may know of `bits`, charged as the code of Elias for how often `REPORTED` was added."""
@@ -250,13 +226,8 @@ class Information:
 
     def _add(self, bits: float, what: str, level: int = logging.INFO) -> None:
         logger.log(level, "%s: %.1f bits", what, bits)
-<<<<<<< HEAD
-        self.bits, self._others = (
-            (self.bits + bits, self._others) if self._keep is None else self._keep(bits, self._request)
-        )
-=======
-        self.bits, self._others = (self.bits + bits, self._others) if self.keep is None else self.keep(bits)
->>>>>>> house-federation
+        both = self.bits + bits, self._others
+        self.bits, self._others = both if self.keep is None else self.keep(bits, self._request)
 
     @property
     def for_each(self) -> list[float | None]:
