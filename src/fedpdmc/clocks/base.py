@@ -16,9 +16,10 @@ from equinox import AbstractVar
 from jaxtyping import Array, Bool, Float, Int, Shaped, UInt32
 
 from fedpdmc._jax.random_streams import ChainKeys
+from fedpdmc.clocks.envelopes import exact_rates
 from fedpdmc.dynamics import Dynamics, draw_bounce
 from fedpdmc.plan import Arrival, Plan
-from fedpdmc.potentials import Potential, Shared
+from fedpdmc.potentials import Potential
 
 FINE, VIOLATED, NOT_FINITE = 0, 1, 2
 
@@ -28,6 +29,9 @@ def pick(table: Shaped[Array, "C S ..."], index: Int[Array, " C"]) -> Shaped[Arr
     if table.shape[1] == 1:
         return table[:, 0]
     return table[jnp.arange(table.shape[0]), index]
+
+
+CW = TypeVar("CW", bound="CandidateWalk")
 
 
 class Path(eqx.Module):
@@ -124,23 +128,12 @@ class Walk(eqx.Module):
 
     def restart(self, new: Bool[Array, " C"], path: Path) -> "Walk":
         """Start again on the chains that have a new plan; a plan of length zero is answered at once."""
-        empty = path.horizon <= 0
 
-        def pick(fresh, old):
-            return jnp.where(new, fresh, old)
+        def parts(walk: Walk):
+            return walk.segment, walk.offset, walk.draws, walk.done, walk.rang, walk.time, walk.mark, walk.fault
 
-        return Walk(
-            pick(0, self.segment),
-            pick(0.0, self.offset),
-            pick(0, self.draws),
-            pick(empty, self.done),
-            pick(False, self.rang),
-            pick(0.0, self.time),
-            pick(0, self.mark),
-            self.normal,
-            self.passes,
-            pick(0, self.fault),
-        )
+        fresh = (0, 0.0, 0, path.horizon <= 0, False, 0.0, 0, 0)
+        return eqx.tree_at(parts, self, tuple(jnp.where(new, *pair) for pair in zip(fresh, parts(self), strict=True)))
 
     def moved(self, path: Path, segment, offset, over, mark, fault: Int[Array, " C"] | int = FINE) -> "Walk":
         """The walk after one draw: here, or at the end of the plan if it is over or cannot go on."""
@@ -174,6 +167,38 @@ class Walk(eqx.Module):
         """The answer; where there was no event there is no mark either."""
         mark = jnp.where(self.rang, self.mark, 0) if dynamics.flips else jnp.where(self.rang[:, None], self.normal, 0.0)
         return Arrival(self.time, self.rang, mark)
+
+
+class CandidateWalk(eqx.Module):
+    """A walk that may be at a candidate which the exact rate has to decide.
+
+    Attributes
+    ----------
+    waiting : (C,)
+        Whether it is.
+    ceiling, threshold : (C,)
+        The bound at the candidate, and the level that the rate must exceed for it to be accepted.
+    least, most : (C,), optional
+        The squeeze of the rate that was claimed there.
+    """
+
+    walk: Walk
+    waiting: Bool[Array, " C"]
+    ceiling: Float[Array, " C"]
+    threshold: Float[Array, " C"]
+    least: Float[Array, " C"] | None
+    most: Float[Array, " C"] | None
+
+    @classmethod
+    def idle(cls, dynamics: Dynamics, chains: int, dim: int, squeezed: bool = True, **others: Any):
+        """A walk that waits for plans."""
+        zeros = jnp.zeros(chains)
+        squeeze = (zeros, zeros) if squeezed else (None, None)
+        return cls(Walk.idle(dynamics, chains, dim), jnp.zeros(chains, bool), zeros, zeros, *squeeze, **others)
+
+    def restart(self: CW, new: Bool[Array, " C"], path: Path) -> CW:
+        """Start again on the chains that have a new plan."""
+        return eqx.tree_at(lambda s: (s.walk, s.waiting), self, (self.walk.restart(new, path), self.waiting & ~new))
 
 
 def time_of(path: Path, walk: Walk) -> Float[Array, " C"]:
@@ -262,6 +287,19 @@ class Clock(eqx.Module, Generic[W]):
     @abc.abstractmethod
     def step(self, state: W, path: Path, keys: ChainKeys) -> W:
         """Walk on, on every chain that is not done."""
+
+    def decide(self, state: CW, path: Path) -> CW:
+        """The exact rate at the candidates that wait for it: one pass over the records."""
+        walk, flips = state.walk, self.dynamics.flips
+        a, v = path.state(self.dynamics, walk.segment, walk.offset)
+        gradient, rates = exact_rates(self.dynamics, self.potential, a, v)
+        rate = pick_mark(rates, walk.mark)
+        squeeze = None if state.least is None or state.most is None else (state.least, state.most)
+        finite = jnp.isfinite(rate) & jnp.all(jnp.isfinite(gradient), -1)
+        accepted, fault = accept(state.threshold, rate, state.ceiling, finite, squeeze)
+        decided = walk.decided(path, accepted, fault, None if flips else unit(gradient))
+        new = eqx.tree_at(lambda s: (s.walk, s.waiting), state, (decided, jnp.zeros_like(accepted)))
+        return keep_done(~state.waiting, state, new)
 
     def walk(self, state: W) -> Walk:
         """The walk within the state."""
@@ -397,34 +435,28 @@ def enough(which: Bool[Array, "k C"], moving: Bool[Array, " C"]) -> Bool[Array, 
 
 
 def served(
-    walk: Callable[[S], Any],
-    state: S,
-    path: Any,
-    which: Callable[[S], Any],
-    inspect: Callable[[S, Any], S],
-    in_rows: Callable[[S], S] = lambda state: state,
-) -> S:
-    """``inspect`` the waiting chains in batches, as long as there are enough of them.
+    decide: Callable[[CW, Path], CW], state: CW, path: Path, in_rows: Callable[[CW], CW] = lambda state: state
+) -> CW:
+    """``decide`` on the waiting chains in batches, as long as there are enough of them.
 
-    ``inspect`` keeps the rows of chains that do not wait; ``in_rows`` is its own inverse and gives a state with a row for
-    each chain.
+    ``in_rows`` is its own inverse and gives a state with a row for each chain.
     """
-    chains = walk(state).done.shape[0]
+    chains = state.walk.done.shape[0]
     lanes = min(chains, max(LEAST_LANES, min(MOST_SERVED, chains // LEAST_LANES)))
 
     def due(now):
         # If most chains wait for other sites, few are left that could join a batch.
-        moving = jnp.sum(~(which(now) | walk(now).done))
-        return jnp.sum(which(now)) >= jnp.minimum(lanes, 1 + moving // LEAST_LANES)
+        moving = jnp.sum(~(now.waiting | now.walk.done))
+        return jnp.sum(now.waiting) >= jnp.minimum(lanes, 1 + moving // LEAST_LANES)
 
     def serve(now):
         # Those that had the fewest passes.
-        passes, waiting = walk(now).passes, which(now)
+        passes, waiting = now.walk.passes, now.waiting
         _, index = jax.lax.top_k(jnp.where(waiting, -passes, jnp.iinfo(passes.dtype).min), lanes)
         index = jnp.where(waiting[index], index, chains)
         rows = in_rows(now)
         some, own = gathered(index, (rows, path))
-        return in_rows(scattered(index, rows, some, inspect(some, own)))
+        return in_rows(scattered(index, rows, some, decide(some, own)))
 
     return jax.lax.while_loop(due, serve, state)
 
@@ -441,9 +473,7 @@ def holding(clock: Clock, share: Float[Array, " C"] | None) -> Clock:
     A clock may start a plan with rates that it found at the end of the one before. An event ended that plan, so the parts
     are the same: they change at horizons, where nothing has been evaluated.
     """
-    if share is None or not isinstance(clock.potential, Shared):
-        return clock
-    return eqx.tree_at(lambda c: c.potential, clock, clock.potential.holding(share))
+    return clock if share is None else eqx.tree_at(lambda c: c.potential, clock, clock.potential.with_share(share))
 
 
 def answer(clock: Clock, keys: ChainKeys, plan: Plan) -> tuple[Arrival, Walk]:

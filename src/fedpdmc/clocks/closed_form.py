@@ -62,19 +62,15 @@ class ClosedForm(Clock[Walk]):
 
     @property
     def domain(self) -> str:
-        """How event times are drawn."""
         return "rates in closed form"
 
     def idle(self, chains):
-        """A walk that waits."""
         return Walk.idle(self.dynamics, chains, self.dim)
 
     def restart(self, state, new, path):
-        """Start on new plans."""
         return state.restart(new, path)
 
     def walk(self, state):
-        """The state is the walk."""
         return state
 
 
@@ -85,7 +81,6 @@ class AffineClock(ClosedForm):
     dynamics: Dynamics
 
     def step(self, state, path, keys):
-        """One segment."""
         a, v = path.state(self.dynamics, state.segment, state.offset)
         u = uniforms(keys, path.number, state.draws, self.marks)
         if self.dynamics.flips:
@@ -115,7 +110,6 @@ class ExponentialClock(ClosedForm):
     dynamics: Dynamics
 
     def step(self, state, path, keys):
-        """One candidate."""
         a, v = path.state(self.dynamics, state.segment, state.offset)
         counts, scale = self.potential.response, self.potential.design
         x, speed = a * scale + self.potential.offset, v * scale

@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 from fedpdmc._jax.by_numpy import once
 from fedpdmc._jax.compilation import on_device
 from fedpdmc._jax.random_streams import exponentials, uniforms
-from fedpdmc.clocks.base import Clock, Path, Walk, accept, advance, keep_done, served, unit
+from fedpdmc.clocks.base import CandidateWalk, Clock, Path, accept, advance, keep_done, served, unit
 from fedpdmc.clocks.closed_form import affine_clock
 from fedpdmc.clocks.envelopes import cell_length, evaluate, usual_states
 from fedpdmc.clocks.thinning import SegmentClock, ThirdOrder
@@ -46,15 +46,7 @@ from fedpdmc.potentials.dense_rates import (
 MOST_ADDED = 4.0
 
 
-class DenseWalk(eqx.Module):
-    """A walk at the end of a piece, which may be a candidate that waits for the records."""
-
-    walk: Walk
-    waiting: Bool[Array, " C"]
-    found: Found
-
-
-class DenseClock(Clock[DenseWalk]):
+class DenseClock(Clock[CandidateWalk]):
     """Reflections of records on a rotation, by curves of their rates that are renewed on every piece.
 
     Attributes
@@ -72,32 +64,26 @@ class DenseClock(Clock[DenseWalk]):
 
     @property
     def name(self) -> str:
-        """What reports call it."""
         return type(self.curves if isinstance(self.curves, ThirdOrder) else self).__name__
 
     @property
     def domain(self) -> str:
-        """How event times are drawn."""
         if isinstance(self.curves, ThirdOrder):
             return self.curves.domain
         return "a polynomial of time through all records with a proved error, then the records"
 
     def idle(self, chains):
-        """A walk that waits."""
-        zero, no = jnp.zeros(chains), jnp.zeros(chains, bool)
-        found = Found(zero, no, no, jnp.zeros(chains, int), zero, zero, zero, zero)
-        return DenseWalk(Walk.idle(self.dynamics, chains, self.dim), no, found)
+        return CandidateWalk.idle(self.dynamics, chains, self.dim)
 
     def restart(self, state, new, path):
-        """Start on new plans."""
-        return DenseWalk(state.walk.restart(new, path), state.waiting & ~new, state.found)
+        return state.restart(new, path)
 
     def step(self, state, path, keys):
         """One piece on every chain that does not wait, then the records where enough chains wait for them."""
         state = self._walked(state, path, keys)
-        return served(self.walk, state, path, lambda now: now.waiting, self._decided)
+        return served(self.decide, state, path)
 
-    def _walked(self, state: DenseWalk, path: Path, keys) -> DenseWalk:
+    def _walked(self, state: CandidateWalk, path: Path, keys) -> CandidateWalk:
         walk = state.walk
         a, v = path.state(self.dynamics, jnp.minimum(walk.segment, path.last), walk.offset)
         remaining = path.at(path.duration, walk.segment) - walk.offset
@@ -114,15 +100,8 @@ class DenseClock(Clock[DenseWalk]):
         segment, offset, over = advance(path, walk.segment, walk.offset, found.time, ends)
         moved = walk.moved(path, segment, offset, over, jnp.zeros_like(walk.mark))
         moved = eqx.tree_at(lambda w: w.passes, moved, moved.passes + self.curves.passes)
-        return keep_done(walk.done | state.waiting, state, DenseWalk(moved, found.hit & ~over, found))
-
-    def _decided(self, state: DenseWalk, path: Path) -> DenseWalk:
-        """The records at candidates: the rate in 64 bits, and the normal of the reflection."""
-        walk, found = state.walk, state.found
-        a, v = path.state(self.dynamics, walk.segment, walk.offset)
-        accepted, fault, normal = decide(self.potential.gradients(a), v, found)
-        decided = walk.decided(path, accepted, fault, normal)
-        return keep_done(~state.waiting, state, DenseWalk(decided, jnp.zeros_like(accepted), found))
+        waits = CandidateWalk(moved, found.hit & ~over, found.ceiling, found.threshold, found.least, found.most)
+        return keep_done(walk.done | state.waiting, state, waits)
 
 
 def is_poor(curve: RateCurve):
@@ -193,18 +172,47 @@ class Found(NamedTuple):
 
 
 class Ceilings(NamedTuple):
-    """The bounds of all sites on equal cells of a piece, and their integral over all sites up to the end of each cell."""
+    """Bounds of rates, of sites or of marks, on equal cells of a piece, and their integral up to the end of each cell."""
 
     bounds: Float[Array, "J M C"]
     integral: Float[Array, "J C"]
     width: Float[Array, " C"]
 
+    @classmethod
+    def of(cls, bounds: Float[Array, "J M C"], length: Float[Array, " C"]) -> Ceilings:
+        """On pieces of these lengths."""
+        width = length / bounds.shape[0]
+        return cls(bounds, jnp.cumsum(jnp.sum(bounds, 1) * width, 0), width)
+
+    def point(self, level: Float[Array, " C"], chance: Float[Array, " C"]) -> Point:
+        """Where the integral is ``level``, and which of the bounds it belongs to."""
+        cells, marks = self.bounds.shape[:2]
+        passed = jnp.sum(self.integral <= level, 0)
+        cell = jnp.minimum(passed, cells - 1)
+        here, before = self.bounds[0], jnp.zeros_like(level)
+        for j in range(1, cells):
+            here = jnp.where(cell == j, self.bounds[j], here)
+            before = jnp.where(cell == j, self.integral[j - 1], before)
+        total = jnp.sum(here, 0)
+        time = cell * self.width + jnp.minimum((level - before) / jnp.where(total > 0, total, 1.0), self.width)
+        if marks == 1:
+            return Point(time, jnp.zeros(level.shape, int), here[0], passed >= cells)
+        mark = jnp.minimum(jnp.sum(jnp.cumsum(here, 0) <= chance * total, 0), marks - 1)
+        return Point(time, mark, jnp.take_along_axis(here, mark[None], 0)[0], passed >= cells)
+
+
+class Point(NamedTuple):
+    """A point below `Ceilings`: its time, whose bound it is below, that bound, and whether the piece ends before."""
+
+    time: Float[Array, " C"]
+    mark: Int[Array, " C"]
+    ceiling: Float[Array, " C"]
+    over: Bool[Array, " C"]
+
 
 def first_candidate(curve: RateCurve, u: Float[Array, "n C"]) -> Found:
     """The first candidate that the curves do not reject, of the first few; ``u``: ``CANDIDATES * DRAWN`` uniforms."""
-    length, bounds = curve.length, curve.ceilings(CELLS)
-    width = length / CELLS
-    ceilings = Ceilings(bounds, jnp.cumsum(jnp.sum(bounds, 1) * width, 0), width)
+    length, ceilings = curve.length, Ceilings.of(curve.ceilings(CELLS), curve.length)
     none = jnp.zeros(length.shape, bool)
     zero = jnp.zeros_like(length)
     found = Found(length, none, none, jnp.zeros(length.shape, int), zero, zero, zero, zero)
@@ -212,40 +220,14 @@ def first_candidate(curve: RateCurve, u: Float[Array, "n C"]) -> Found:
     for k in range(CANDIDATES):
         chance = u[k * DRAWN : (k + 1) * DRAWN]
         level = level + exponentials(chance[0])
-        here, over = _candidate(curve, ceilings, level, chance)
-        undecided = active & ~over & ~(here.threshold >= here.most)
+        time, site, ceiling, over = ceilings.point(level, chance[1])
+        values, error = curve.of(site)
+        rate, threshold = interpolant(values, time / (CELLS * ceilings.width)), chance[2] * ceiling
+        undecided = active & ~over & ~(threshold >= rate + error)
+        here = Found(time, ~none, none, site, ceiling, threshold, rate - error, rate + error)
         found = Found(*(jnp.where(undecided, new, old) for new, old in zip(here, found, strict=True)))
         active = active & ~over & ~undecided
-    return found._replace(time=jnp.where(active, here.time, found.time), cut=active)
-
-
-def _candidate(
-    curve: RateCurve, ceilings: Ceilings, level: Float[Array, " C"], chance: Float[Array, "n C"]
-) -> tuple[Found, Bool[Array, " C"]]:
-    """The candidate where the integral of the bounds is ``level``, and whether the piece ends before."""
-    bounds, integral, width = ceilings
-    passed = jnp.sum(integral <= level, 0)
-    over, cell = passed >= CELLS, jnp.minimum(passed, CELLS - 1)
-    here, before = bounds[0], jnp.zeros_like(level)
-    for j in range(1, CELLS):
-        here = jnp.where(cell == j, bounds[j], here)
-        before = jnp.where(cell == j, integral[j - 1], before)
-    total = jnp.sum(here, 0)
-    time = cell * width + jnp.minimum((level - before) / jnp.where(total > 0, total, 1.0), width)
-    site, ceiling, values, error = _owner(curve, here, chance[1] * total)
-    rate = interpolant(values, time / (CELLS * width))
-    hit = jnp.ones_like(over)
-    return Found(time, hit, ~hit, site, ceiling, chance[2] * ceiling, rate - error, rate + error), over
-
-
-def _owner(curve: RateCurve, bounds: Float[Array, "M C"], level: Float[Array, " C"]):
-    """The site to which a candidate belongs, its bound, the values of its curve and their error."""
-    sites = bounds.shape[0]
-    if sites == 1:
-        return jnp.zeros(level.shape, int), bounds[0], curve.values[0], curve.error[0]
-    site = jnp.minimum(jnp.sum(jnp.cumsum(bounds, 0) <= level, 0), sites - 1)
-    ceiling, error = (jnp.take_along_axis(x, site[None], 0)[0] for x in (bounds, curve.error))
-    return site, ceiling, jnp.take_along_axis(curve.values, site[None, None], 0)[0], error
+    return found._replace(time=jnp.where(active, time, found.time), cut=active)
 
 
 # Which dense clock, and what it costs ----------------------------------------------------------------------------------

@@ -49,6 +49,7 @@ from fedpdmc.clocks.base import (
     time_of,
     unit,
 )
+from fedpdmc.clocks.dense import CANDIDATES, DRAWN, first_candidate
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.potentials.chebyshev import RateCurve
 from fedpdmc.potentials.latent import PrivateRemainder
@@ -56,8 +57,6 @@ from fedpdmc.potentials.random_effects_rates import POINTS
 
 # Rate of silent events.
 SILENT = 1.0
-# Parts of a cell, each with its own bound, and candidates that a step examines.
-PARTS, CANDIDATES = 8, 6
 # Silent events that a walk remembers, and the most latents of a site that does.
 HISTORY, MOST_REMEMBERED = 4, 32
 # Apart from the keys of arrivals: those of silent events, of the first one's time, and of the first latents.
@@ -121,12 +120,10 @@ class LatentClock(Clock[LatentWalk]):
 
     @property
     def name(self) -> str:
-        """What reports call it."""
         return type(self).__name__
 
     @property
     def domain(self) -> str:
-        """How event times are drawn, in words."""
         return "polynomials of time, bounded through complex times; private latents"
 
     @property
@@ -135,7 +132,6 @@ class LatentClock(Clock[LatentWalk]):
         return HISTORY if self.potential.latents <= MOST_REMEMBERED else 0
 
     def idle(self, chains):
-        """A walk that waits; its latents are drawn at the first plan."""
         zeta = jnp.full((chains, self.potential.latents), jnp.nan)
         walk = Walk.idle(self.dynamics, chains, self.dim)
         zeros, no = jnp.zeros(chains), jnp.zeros(chains, bool)
@@ -145,7 +141,6 @@ class LatentClock(Clock[LatentWalk]):
         )  # fmt: skip
 
     def restart(self, state, new, path):
-        """Start on new plans, from the settled latents."""
         return eqx.tree_at(lambda s: (s.walk, s.new), state, (state.walk.restart(new, path), state.new | new))
 
     def _begun(self, state: LatentWalk, path: Path, keys: ChainKeys) -> LatentWalk:
@@ -245,13 +240,16 @@ class LatentClock(Clock[LatentWalk]):
         def search(rows):
             (a, v, zeta, room), (number, draws), keys = rows
             cell = self.potential.cell(a, v, zeta, room)
-            first = _candidate(cell, uniforms(keys, number, draws, 2 * CANDIDATES))
+            curve = RateCurve(cell.values[None], cell.error[None], cell.length)
+            first = first_candidate(curve, uniforms(keys, number, draws, CANDIDATES * DRAWN))
             finite = (cell.length > 0) & jnp.all(jnp.isfinite(cell.values + cell.error), 0) | (room <= 0)
-            return jnp.concatenate([first, jnp.stack([cell.length, cell.error, finite])]).T
+            squeezed = first.threshold, first.ceiling, first.least, first.most
+            return jnp.stack([*squeezed, first.time, first.hit, ~first.hit & ~first.cut, cell.length, finite], -1)
 
         room = jnp.minimum(remaining, before)
         rows = ((a, v, state.zeta, room), (path.number, walk.draws), keys)
-        threshold, ceiling, known, since, hit, whole, length, error, finite = in_turns(search, moving, rows, 9).T
+        found = in_turns(search, moving, rows, 9)
+        since, hit, whole, length, finite = found[:, 4:].T
         hit, whole, finite = hit > 0, whole > 0, finite > 0
         ends = whole & (length >= remaining)
         segment, offset, over = advance(path, walk.segment, walk.offset, since, ends)
@@ -259,8 +257,7 @@ class LatentClock(Clock[LatentWalk]):
         moved = eqx.tree_at(lambda w: w.passes, moved, moved.passes + POINTS)
         due = whole & (length >= before) & ~over
         own = (keep_done(~moving, walk, moved), state.waiting | moving & hit & ~over & finite, state.due | moving & due)
-        squeezed = jnp.stack([threshold, ceiling, known - error, known + error], 1)
-        candidate = jnp.where(moving[:, None], squeezed, state.candidate)
+        candidate = jnp.where(moving[:, None], found[:, :4], state.candidate)
         return eqx.tree_at(lambda s: (s.walk, s.waiting, s.due, s.candidate), state, (*own, candidate))
 
     def _decided(self, state: LatentWalk, which: Bool[Array, " C"], path: Path, a, v) -> LatentWalk:
@@ -303,37 +300,3 @@ def _passed(state: LatentWalk, path: Path) -> LatentWalk:
 
 def _moving(state: LatentWalk) -> Bool[Array, " C"]:
     return ~(state.walk.done | state.waiting | state.due)
-
-
-def _candidate(cell: RateCurve, u: Float[Array, "n C"]) -> Float[Array, "6 C"]:
-    """Where a cell is left: at the first candidate that the polynomial does not surely reject, or at its end.
-
-    Returns the level that the rate must exceed there, its bound, the polynomial, the time, whether a candidate is there, and
-    whether the cell was passed without one.
-
-    On each part of the cell ``p + error`` is at most the largest Bernstein coefficient plus the error. Candidates come at
-    that rate, constant on a part. Those with a threshold above ``p + error`` are rejected at once. After `CANDIDATES` of
-    them the cell ends at the last. All are drawn together: a loop over them would be many small kernels.
-    """
-    ceilings = cell.ceilings(PARTS)
-    part = cell.length / PARTS
-    hazard = _running_sums(ceilings * part)
-    waits, heights = jnp.moveaxis(u.reshape(CANDIDATES, 2, -1), 1, 0)
-    target = _running_sums(exponentials(waits))[1:]
-    inside = target < hazard[-1]
-    place = jnp.minimum(jnp.sum(hazard[1:, None] <= target, 0), PARTS - 1)
-    top, begun = (jnp.take_along_axis(table, place, 0) for table in (ceilings, hazard))
-    since = jnp.minimum(place * part + (target - begun) / jnp.where(top > 0, top, 1.0), cell.length)
-    since = jnp.where(inside, since, cell.length)
-    bar, known = heights * top, jax.vmap(cell.at)(since)
-    hit = inside & (bar <= known + cell.error)
-    # The first that is not rejected, or beyond the cell; the last if there is none.
-    first = jnp.argmax((hit | ~inside).at[-1].set(True), 0)
-    chosen = jnp.arange(CANDIDATES)[:, None] == first
-    return jnp.sum(jnp.where(chosen, jnp.stack([bar, top, known, since, hit, ~inside]), 0.0), 1)
-
-
-def _running_sums(x: Float[Array, "n C"]) -> Float[Array, "m C"]:
-    """The sums of the first none, one, two, … rows, in one kernel."""
-    n = x.shape[0]
-    return jnp.sum(jnp.where(np.tri(n + 1, n, -1, dtype=bool)[..., None], x, 0.0), 1)

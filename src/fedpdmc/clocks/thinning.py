@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple, TypeGuard
+from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -20,6 +20,7 @@ from fedpdmc.clocks.base import (
     FINE,
     NOT_FINITE,
     VIOLATED,
+    CandidateWalk,
     Clock,
     Path,
     Walk,
@@ -32,7 +33,7 @@ from fedpdmc.clocks.base import (
     served,
     unit,
 )
-from fedpdmc.clocks.closed_form import ClosedForm, affine_clocks, earliest
+from fedpdmc.clocks.closed_form import affine_clocks, earliest
 from fedpdmc.clocks.envelopes import (
     DRAW_WORK,
     INTERVAL_PRICE,
@@ -49,17 +50,7 @@ from fedpdmc.clocks.envelopes import (
 )
 from fedpdmc.dynamics import QUARTER, Dynamics
 from fedpdmc.errors import NoEnclosure
-from fedpdmc.potentials import (
-    BentSpreadPrior,
-    CubicRemainder,
-    LinearPredictor,
-    Logistic,
-    Poisson,
-    Potential,
-    Program,
-    Quadratic,
-    records_of,
-)
+from fedpdmc.potentials import CubicRemainder, Potential, Program, Quadratic, records_of
 from fedpdmc.potentials.chebyshev import RateCurve, chebyshev_nodes
 from fedpdmc.potentials.dense_rates import cosine_and_sine
 from fedpdmc.potentials.linear_predictor import ROOM, ULPS
@@ -103,14 +94,12 @@ class ThinnedClock(Clock[ThinnedWalk]):
     dynamics: Dynamics
 
     def idle(self, chains):
-        """A walk that waits."""
         no, zeros, wide = jnp.zeros(chains, bool), jnp.zeros(chains), jnp.zeros((chains, self.marks))
         nowhere = jnp.full((chains, self.dim), jnp.nan)
         walk, bound = Walk.idle(self.dynamics, chains, self.dim), RateBound(wide, wide, wide, zeros)
         return ThinnedWalk(walk, no, no, zeros, zeros, bound, nowhere, nowhere)
 
     def restart(self, state, new, path):
-        """Start on new plans; a chain whose plan starts at the anchor, velocity included, has its first pass already."""
         a, v = path.start[:, 0], path.velocity[:, 0]
         at_anchor = jnp.all((a == state.anchor_a) & (v == state.anchor_v), -1)
         return eqx.tree_at(
@@ -164,82 +153,6 @@ def draw(state: ThinnedWalk, path: Path, keys) -> ThinnedWalk:
         (walk.moved(path, segment, offset, over, mark), jnp.zeros_like(hit), hit, ceiling, u[-1] * ceiling),
     )
     return keep_done(walk.done | ~state.anchored, state, drawn)
-
-
-# Few records: a constant bound -----------------------------------------------------------------------------------------
-
-
-# Up to this many records it is best: priors of spreads have one or two.
-FEW_RECORDS = 3
-# Relative room for the rounding of a bound.
-CONSTANT_ROOM = 1 + 1e-9
-
-
-class ConstantClock(ClosedForm):
-    """``U(a) = Σ_j G_j(l_j·a)`` of few records, on rotations with reflections.
-
-    On a segment ``l_j·a(t) = p_j cos t + q_j sin t``, whose slope is at most ``A_j = √(p_j² + q_j²)``. So on a piece of
-    length h from where it is x_j, it stays within ``w_j = h A_j`` of it, and
-
-    ``v·∇U = Σ_j G_j'(l_j·a) (l_j·v) ≤ Σ_j A_j sup {|G_j'(x)| : |x − x_j| ≤ w_j}``,
-
-    a constant. A candidate is accepted with probability rate over constant. Nothing is kept between candidates: where other
-    clocks need fewer of them, this one is less to compile.
-    """
-
-    potential: LinearPredictor | BentSpreadPrior
-    dynamics: Dynamics
-
-    @property
-    def domain(self) -> str:
-        """How event times are drawn."""
-        return "constant bounds on pieces of the path"
-
-    def step(self, state, path, keys):
-        """One candidate, or the end of a piece."""
-        start, velocity = pick(path.start, state.segment), pick(path.velocity, state.segment)
-        p, q = self.potential.forms(start), self.potential.forms(velocity)
-        amplitude, remaining = jnp.sqrt(p * p + q * q), path.at(path.duration, state.segment) - state.offset
-
-        def at(time):
-            c, s = jnp.cos(time)[:, None], jnp.sin(time)[:, None]
-            return p * c + q * s, q * c - p * s
-
-        here, _ = at(state.offset)
-        piece = jnp.min(self.potential.widths(here) / jnp.maximum(amplitude, 1e-300), -1)
-        piece = jnp.minimum(piece, remaining)
-        tops = self.potential.largest_slopes(here, piece[:, None] * amplitude)
-        ceiling = CONSTANT_ROOM * jnp.sum(amplitude * tops, -1)
-        u = uniforms(keys, path.number, state.draws, 2)
-        wait = exponentials(u[0]) / jnp.maximum(ceiling, 1e-300)
-        hit = wait < piece
-        step = jnp.where(hit, wait, piece)
-        there, speed = at(state.offset + step)
-        slopes = self.potential.slopes(there)
-        rate = jnp.sum(slopes * speed, -1)
-        segment, offset, over = advance(path, state.segment, state.offset, step, ~hit & (piece >= remaining))
-        candidate = hit & ~over
-        accepted, fault = accept(u[1] * ceiling, rate, ceiling, jnp.isfinite(rate), candidate=candidate)
-        fault = jnp.where(jnp.isfinite(ceiling), fault, NOT_FINITE)
-        moved = state.moved(path, segment, offset, over, state.mark, fault)
-        time = jnp.where(accepted, path.at(path.begin, state.segment) + offset, path.horizon)
-        normal = jnp.where(accepted[:, None], unit(self.potential.gathered(slopes)), state.normal)
-        done = over | accepted | (fault != FINE)
-        new = eqx.tree_at(
-            lambda w: (w.done, w.rang, w.time, w.normal, w.passes), moved,
-            (done, accepted, time, normal, state.passes + 1),
-        )  # fmt: skip
-        return keep_done(state.done, state, new)
-
-
-def suits(potential: Potential, records: int, dynamics: Dynamics) -> TypeGuard[LinearPredictor | BentSpreadPrior]:
-    """Whether `ConstantClock` applies, and is best."""
-    if records > FEW_RECORDS or dynamics.flips or not dynamics.flow.rotating:
-        return False
-    if not isinstance(potential, LinearPredictor):
-        return isinstance(potential, BentSpreadPrior)
-    # Bounds of the Student-t loss are loose where its scale is small.
-    return isinstance(potential.loss, (Logistic, Poisson)) and not potential.diagonal
 
 
 # Thinning in stages ----------------------------------------------------------------------------------------------------
@@ -305,24 +218,16 @@ class Candidate(NamedTuple):
     level: Float[Array, " C"]
 
 
-class SegmentWalk(eqx.Module):
+class SegmentWalk(CandidateWalk):
     """A walk at a candidate that the envelope could not reject, or one that has yet to find such a candidate.
 
     Attributes
     ----------
     level : (C,)
         On rotations, the integral of the constant bounds up to the present position.
-    pending : (C,)
-        Whether the walk is at such a candidate, which the records have to decide.
-    ceiling, threshold : (C,)
-        The envelope's bound at the candidate, and the level that the rate must exceed for it to be accepted.
     """
 
-    walk: Walk
     level: Float[Array, " C"]
-    pending: Bool[Array, " C"]
-    ceiling: Float[Array, " C"]
-    threshold: Float[Array, " C"]
 
 
 class SegmentClock(Clock[SegmentWalk]):
@@ -339,15 +244,10 @@ class SegmentClock(Clock[SegmentWalk]):
     envelope: ThirdOrder
 
     def idle(self, chains):
-        """A walk that waits."""
-        zeros = jnp.zeros(chains)
-        walk = Walk.idle(self.dynamics, chains, self.dim)
-        return SegmentWalk(walk, zeros, jnp.zeros(chains, bool), zeros, zeros)
+        return SegmentWalk.idle(self.dynamics, chains, self.dim, squeezed=False, level=jnp.zeros(chains))
 
     def restart(self, state, new, path):
-        """Start on new plans."""
-        walk, level = state.walk.restart(new, path), jnp.where(new, 0.0, state.level)
-        return SegmentWalk(walk, level, state.pending & ~new, state.ceiling, state.threshold)
+        return eqx.tree_at(lambda s: s.level, state.restart(new, path), jnp.where(new, 0.0, state.level))
 
     def step(self, state, path, keys):
         """Search for candidates on some chains until most of them have one or are done; then one pass over the records.
@@ -368,7 +268,7 @@ class SegmentClock(Clock[SegmentWalk]):
 
         def searching(carry):
             evaluations, now = carry
-            without, waiting = jnp.sum(~(now.walk.done | now.pending)), jnp.sum(now.pending)
+            without, waiting = jnp.sum(~(now.walk.done | now.waiting)), jnp.sum(now.waiting)
             return (evaluations < MOST_EVALUATIONS) & (without > 0) & (not cheap or 3 * without >= waiting)
 
         def evaluate(carry):
@@ -376,7 +276,7 @@ class SegmentClock(Clock[SegmentWalk]):
             return evaluations + 1, self._evaluate(now, path, hazard, keys)
 
         _, state = jax.lax.while_loop(searching, evaluate, evaluate((jnp.array(0), state)))
-        return self._inspect(state, path)
+        return self.decide(state, path)
 
     def _evaluate(self, state: SegmentWalk, path: Path, hazard: Hazard | None, keys) -> SegmentWalk:
         """One candidate of the constant bounds, thinned by the envelope."""
@@ -393,9 +293,9 @@ class SegmentClock(Clock[SegmentWalk]):
         fault = jnp.where(hit & ~(bound <= constant), jnp.where(jnp.isfinite(bound), VIOLATED, NOT_FINITE), FINE)
         fault = jnp.where(jnp.isfinite(total[:, -1]) | found.over, fault, NOT_FINITE)
         moved = walk.moved(path, found.segment, found.offset, found.over, mark, fault)
-        pending = hit & (u[2] * constant < bound) & (fault == FINE)
-        new = SegmentWalk(moved, found.level, pending, bound, u[3] * bound)
-        return keep_done(walk.done | state.pending, state, new)
+        waiting = hit & (u[2] * constant < bound) & (fault == FINE)
+        new = SegmentWalk(moved, waiting, bound, u[3] * bound, None, None, found.level)
+        return keep_done(walk.done | state.waiting, state, new)
 
     def _on_line(self, walk: Walk, path: Path, level) -> Candidate:
         """The next candidate of a cell of the present segment, or the end of the cell."""
@@ -419,17 +319,6 @@ class SegmentClock(Clock[SegmentWalk]):
         rates, _ = self.envelope.constants(self.dynamics, start, velocity, offset)
         hit = ~over & (offset <= pick(path.duration, within))
         return Candidate(segment, offset, hit, over, rates, pick(hazard.rate, within), level)
-
-    def _inspect(self, state: SegmentWalk, path: Path) -> SegmentWalk:
-        """One pass: the rate at the candidates."""
-        walk = state.walk
-        a, v = path.state(self.dynamics, walk.segment, walk.offset)
-        gradient = self.potential.gradients(a)
-        rate = pick_mark(signed_rates(self.dynamics, gradient, v), walk.mark)
-        accepted, fault = accept(state.threshold, rate, state.ceiling, jnp.isfinite(rate))
-        decided = walk.decided(path, accepted, fault, None if self.dynamics.flips else unit(gradient))
-        new = SegmentWalk(decided, state.level, jnp.zeros_like(accepted), state.ceiling, state.threshold)
-        return keep_done(walk.done | ~state.pending, state, new)
 
 
 # The remainder of third order ------------------------------------------------------------------------------------------
@@ -686,7 +575,7 @@ class IntervalRates(eqx.Module):
         return rate, of(self.error), of(self.value) + of(self.slope) * s
 
 
-class IntervalWalk(eqx.Module):
+class IntervalWalk(CandidateWalk):
     """A walk on intervals.
 
     Attributes
@@ -695,26 +584,14 @@ class IntervalWalk(eqx.Module):
         In columns, one for each chain; in rows as `_turned` has it.
     known : (C,)
         Whether ``rates`` hold at the present position, ``since`` after their start.
-    waiting : (C,)
-        Whether the walk is at a candidate that the program has to decide.
     length : (C,)
         The interval to try next.
-    ceiling, threshold : (C,)
-        The bound at the candidate, and the level that the rate must exceed for it to be accepted.
-    least, most : (C,)
-        The polynomial's squeeze of the candidate's rate.
     """
 
-    walk: Walk
     rates: IntervalRates
     since: Float[Array, " C"]
     known: Bool[Array, " C"]
-    waiting: Bool[Array, " C"]
     length: Float[Array, " C"]
-    ceiling: Float[Array, " C"]
-    threshold: Float[Array, " C"]
-    least: Float[Array, " C"]
-    most: Float[Array, " C"]
 
 
 class IntervalClock(Clock[IntervalWalk]):
@@ -731,30 +608,20 @@ class IntervalClock(Clock[IntervalWalk]):
     envelope: TimePolynomial
 
     def idle(self, chains):
-        """A walk that waits."""
         no, zeros, wide = jnp.zeros(chains, bool), jnp.zeros(chains), jnp.zeros((self.marks, chains))
         rates = IntervalRates((wide,) * (self.envelope.order + 1), wide, wide, wide, zeros)
-        walk = Walk.idle(self.dynamics, chains, self.dim)
-        return IntervalWalk(walk, rates, zeros, no, no, zeros, zeros, zeros, zeros, zeros)
+        others = {"rates": rates, "since": zeros, "known": no, "length": zeros}
+        return IntervalWalk.idle(self.dynamics, chains, self.dim, **others)
 
     def restart(self, state, new, path):
-        """Start on new plans."""
-        return eqx.tree_at(
-            lambda s: (s.walk, s.known, s.waiting, s.length),
-            state,
-            (
-                state.walk.restart(new, path),
-                state.known & ~new,
-                state.waiting & ~new,
-                jnp.where(new, self.envelope.usual, state.length),
-            ),
-        )
+        length = jnp.where(new, self.envelope.usual, state.length)
+        return eqx.tree_at(lambda s: (s.known, s.length), state.restart(new, path), (state.known & ~new, length))
 
     def step(self, state, path, keys):
         """Bound the rates on an interval where they are not known, draw, and ask the program where enough chains wait."""
         state = self._surveyed(state, path)
         state = self._drawn(state, path, keys)
-        return served(self.walk, state, path, lambda now: now.waiting, self._decided, _turned)
+        return served(self.decide, state, path, _turned)
 
     def _surveyed(self, state: IntervalWalk, path: Path) -> IntervalWalk:
         """The rates where they are not known, or a shorter interval to try."""
@@ -797,22 +664,9 @@ class IntervalClock(Clock[IntervalWalk]):
         time = jnp.where(accepted, path.at(path.begin, walk.segment) + offset, moved.time)
         moved = eqx.tree_at(lambda w: (w.done, w.rang, w.time), moved, (moved.done | accepted, accepted, time))
         drawn = IntervalWalk(
-            moved, rates, since, hit, waiting & ~over, state.length, ceiling, threshold, least, most
+            moved, waiting & ~over, ceiling, threshold, least, most, rates, since, hit, state.length
         )  # fmt: skip
         return _kept(walk.done | ~state.known | state.waiting, state, drawn)
-
-    def _decided(self, state: IntervalWalk, path: Path) -> IntervalWalk:
-        """The program at candidates."""
-        walk, flips = state.walk, self.dynamics.flips
-        a, v = path.state(self.dynamics, walk.segment, walk.offset)
-        gradient = self.potential.gradients(a)
-        rates = signed_rates(self.dynamics, gradient, v) if flips else self.potential.speeds(a, v)
-        finite = jnp.all(jnp.isfinite(gradient), -1)
-        squeeze = state.least, state.most
-        accepted, fault = accept(state.threshold, pick_mark(rates, walk.mark), state.ceiling, finite, squeeze)
-        decided = walk.decided(path, accepted, fault, None if flips else unit(gradient))
-        new = eqx.tree_at(lambda s: (s.walk, s.waiting), state, (decided, jnp.zeros_like(accepted)))
-        return keep_done(~state.waiting, state, new)
 
 
 def _turned(state: IntervalWalk) -> IntervalWalk:

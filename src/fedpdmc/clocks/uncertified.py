@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from fedpdmc._jax.random_streams import exponentials, uniforms
 from fedpdmc.clocks.base import Clock, Walk, keep_done, unit
+from fedpdmc.clocks.dense import Ceilings
 from fedpdmc.clocks.envelopes import signed_rates
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.potentials import Potential
@@ -41,30 +42,25 @@ class AdaptiveClock(Clock[AdaptiveWalk]):
 
     @property
     def domain(self) -> str:
-        """How event times are drawn."""
         return "bounds guessed on a grid: nothing is proved"
 
     def idle(self, chains):
-        """A walk that waits."""
         return AdaptiveWalk(Walk.idle(self.dynamics, chains, self.dim), jnp.zeros(chains, int))
 
     def restart(self, state, new, path):
-        """Start on new plans."""
         return AdaptiveWalk(state.walk.restart(new, path), state.violations)
 
     def violations(self, state):
-        """How often a rate was seen above its bound."""
         return state.violations
 
     def step(self, state, path, keys):
-        """One cell, up to its first candidate."""
         walk = state.walk
         a, v = path.state(self.dynamics, walk.segment, walk.offset)
         remaining = path.at(path.duration, walk.segment) - walk.offset
         tops, cell = self._guess(a, v, remaining)
         u = uniforms(keys, path.number, walk.draws, 3)
-        wait, mark, ceiling = first_candidate(tops, cell, exponentials(u[0]), u[1])
-        hit = wait < cell
+        wait, mark, ceiling, over = Ceilings.of(jnp.swapaxes(tops, 1, 2), cell).point(exponentials(u[0]), u[1])
+        hit = ~over
         there, velocity = self.dynamics.flow.move(a, v, jnp.where(hit, wait, 0.0))
         gradient = self.potential.gradients(there)
         rate = jnp.take_along_axis(signed_rates(self.dynamics, gradient, velocity), mark[:, None], -1)[:, 0]
@@ -107,19 +103,3 @@ def piece_tops(
     meet = jnp.clip((right - left - fall * width) / jnp.where(hump, rise - fall, 1.0), 0.0, width)
     top = jnp.maximum(jnp.maximum(left, right), jnp.where(hump, left + rise * meet, -jnp.inf))
     return jnp.maximum(top + MARGIN * (top - jnp.minimum(left, right)), 0.0)
-
-
-def first_candidate(
-    tops: Float[Array, "pieces C k"], cell: Float[Array, " C"], level: Float[Array, " C"], u: Float[Array, " C"]
-) -> tuple[Float[Array, " C"], Int[Array, " C"], Float[Array, " C"]]:
-    """Time (infinite if beyond the cell), mark and bound of the first point of clocks that are constant on pieces."""
-    total, width = jnp.sum(tops, -1), cell / tops.shape[0]
-    passed = jnp.cumsum(total * width, 0)
-    piece = jnp.minimum(jnp.sum(passed <= level, 0), tops.shape[0] - 1)
-    here = jnp.take_along_axis(total, piece[None], 0)[0]
-    before = jnp.take_along_axis(passed, piece[None], 0)[0] - here * width
-    wait = piece * width + jnp.clip((level - before) / jnp.where(here > 0, here, 1.0), 0.0, width)
-    rates = jnp.take_along_axis(tops, piece[None, :, None], 0)[0]
-    mark = jnp.minimum(jnp.sum(jnp.cumsum(rates, -1) <= (u * here)[:, None], -1), rates.shape[-1] - 1)
-    ceiling = jnp.take_along_axis(rates, mark[:, None], -1)[:, 0]
-    return jnp.where(level < passed[-1], wait, jnp.inf), mark, ceiling

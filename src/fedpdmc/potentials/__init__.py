@@ -8,7 +8,7 @@ from fedpdmc.potentials.latent_program import LatentProgram
 from fedpdmc.potentials.linear_predictor import (
     CubicRemainder,
     LinearPredictor,
-    Shared,
+    PriorShare,
     beside_taylor,
     cubic_remainder,
     records_of,
@@ -21,6 +21,6 @@ from fedpdmc.potentials.unknown_scale import LinearUnknownScale
 __all__ = [
     "BentSpreadPrior", "ControlVariate", "CubicRemainder", "Field", "GaussianRecords", "LatentPotential",
     "LatentProgram", "LinearPredictor", "LinearUnknownScale", "Logistic", "Loss", "Poisson", "Potential", "Program",
-    "Quadratic", "RandomEffects", "RateBound", "ScaleLaw", "ScaleMixture", "Shared", "StudentT", "Sum", "bare",
+    "PriorShare", "Quadratic", "RandomEffects", "RateBound", "ScaleLaw", "ScaleMixture", "StudentT", "Sum", "bare",
     "beside_taylor", "cubic_remainder", "records_of", "local_quadratic",
 ]  # fmt: skip

@@ -6,7 +6,9 @@ import abc
 import functools
 import itertools
 import math
-from typing import NamedTuple, TypeVar
+import operator
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import equinox as eqx
 import jax
@@ -37,13 +39,7 @@ class Field(NamedTuple):
     slack: Float[Array, " C"]
 
     def __add__(self, other: Field) -> Field:  # type: ignore[override]
-        return Field(
-            self.gradient + other.gradient,
-            self.slope + other.slope,
-            self.curve + other.curve,
-            jnp.minimum(self.reach, other.reach),
-            self.slack + other.slack,
-        )
+        return _added(self, other)
 
 
 class RateBound(NamedTuple):
@@ -58,12 +54,13 @@ class RateBound(NamedTuple):
     reach: Float[Array, "*C"]
 
     def __add__(self, other: RateBound) -> RateBound:  # type: ignore[override]
-        return RateBound(
-            self.value + other.value,
-            self.slope + other.slope,
-            self.curve + other.curve,
-            jnp.minimum(self.reach, other.reach),
-        )
+        return _added(self, other)
+
+
+def _added(one: Any, other: Any) -> Any:
+    """Sums of all that is known, as far as both are."""
+    pairs = zip(one._fields, one, other, strict=True)
+    return type(one)(*(jnp.minimum(x, y) if name == "reach" else x + y for name, x, y in pairs))
 
 
 class Potential(eqx.Module):
@@ -74,17 +71,20 @@ class Potential(eqx.Module):
     def dim(self) -> int:
         """Number of parameters."""
 
-    @abc.abstractmethod
     def value(self, x: Float[Array, " d"]) -> Float[Array, ""]:
-        """``U(x)``."""
+        """``U(x)``, where it is a function of x alone."""
+        raise self._refusal("a value")
 
-    @abc.abstractmethod
     def whiten(self, reference: Reference, columns: Array | None) -> Potential:
         """The same potential as a function of ``a``, with ``x[columns] = (c + S a)[columns]`` its own arguments."""
+        raise self._refusal("whitening")
 
-    @abc.abstractmethod
     def field(self, rotating: bool, flips: bool, a: Float[Array, "C d"], v: Float[Array, "C d"]) -> Field:
         """Gradient and certified enclosure of its change from ``(a, v)`` along a linear or a rotating path."""
+        raise self._refusal("bounds from its derivatives alone")
+
+    def _refusal(self, what: str) -> TypeError:
+        return TypeError(f"{type(self).__name__} has no {what}: it walks with a clock of its own")
 
     def gradient(self, x: Float[Array, " d"]) -> Float[Array, " d"]:
         """``∇U(x)``."""
@@ -123,6 +123,10 @@ class Potential(eqx.Module):
         """The potential reduced to its numbers, so that equal potentials share compiled code."""
         return self
 
+    def with_share(self, share: Float[Array, " C"]) -> Potential:
+        """The same with these parts of a redistributed prior, one for each chain; itself where it holds none."""
+        return self
+
     def affine(self, rotating: bool) -> bool:
         """Whether ``field`` is exact for all times (``curve`` zero, ``reach`` infinite)."""
         return False
@@ -135,43 +139,38 @@ class Sum(Potential):
 
     @property
     def dim(self) -> int:
-        """Number of parameters."""
         return self.terms[0].dim
 
+    def _total(self, of_term: Callable[[Potential], Any]) -> Any:
+        return functools.reduce(operator.add, map(of_term, self.terms))
+
     def value(self, x):
-        """Sum of the terms' values."""
-        return sum((term.value(x) for term in self.terms[1:]), self.terms[0].value(x))
+        return self._total(lambda term: term.value(x))
 
     def gradient(self, x):
-        """Sum of the terms' gradients."""
-        return sum((term.gradient(x) for term in self.terms[1:]), self.terms[0].gradient(x))
+        return self._total(lambda term: term.gradient(x))
 
     def gradients(self, a):
-        """Sum of the terms' gradients."""
-        return functools.reduce(jnp.add, [term.gradients(a) for term in self.terms])
+        return self._total(lambda term: term.gradients(a))
 
     def hessian(self, x):
-        """Sum of the terms' Hessians."""
-        return sum((term.hessian(x) for term in self.terms[1:]), self.terms[0].hessian(x))
+        return self._total(lambda term: term.hessian(x))
 
     def averaged(self, x, spread):
-        """Sum of the terms' averages."""
         parts = [term.averaged(x, spread) for term in self.terms]
-        return tuple(functools.reduce(jnp.add, part) for part in zip(*parts, strict=True))
+        return tuple(functools.reduce(operator.add, part) for part in zip(*parts, strict=True))
 
     def whiten(self, reference, columns):
-        """Whiten each term."""
         return Sum(tuple(term.whiten(reference, columns) for term in self.terms))
+
+    def with_share(self, share):
+        return Sum(tuple(term.with_share(share) for term in self.terms))
 
     def field(self, rotating, flips, a, v):
         """Sum of the terms' fields: gradients and the bounds of their change add."""
-        total = self.terms[0].field(rotating, flips, a, v)
-        for term in self.terms[1:]:
-            total = total + term.field(rotating, flips, a, v)
-        return total
+        return self._total(lambda term: term.field(rotating, flips, a, v))
 
     def affine(self, rotating):
-        """Whether every term is."""
         return all(term.affine(rotating) for term in self.terms)
 
 

@@ -6,7 +6,6 @@ import abc
 
 from jaxtyping import Array, Float
 
-from fedpdmc.errors import InputError
 from fedpdmc.potentials.base import Potential
 from fedpdmc.potentials.chebyshev import RateCurve
 from fedpdmc.potentials.quadratic import Quadratic
@@ -33,14 +32,6 @@ class LatentPotential(Potential):
         self, center: Float[Array, " d"], rows: Float[Array, "d e"], control: Quadratic | None
     ) -> PrivateRemainder:
         """The remainder ``R(a, ζ)`` with ``θ = center + rows a``; ``control`` is a quadratic of θ."""
-
-    def whiten(self, reference, columns):
-        """Refused: `opened` puts it into a run's coordinates."""
-        raise InputError("control", "a site with private latents", NEEDS_ROTATION)
-
-    def field(self, rotating, flips, a, v):
-        """Refused: its bounds depend on the latents."""
-        raise InputError("dynamics", "a site with private latents", NEEDS_ROTATION)
 
 
 class PrivateRemainder(Potential):
@@ -80,15 +71,3 @@ class PrivateRemainder(Potential):
     @abc.abstractmethod
     def to_z(self, a: Float[Array, "C d"], zeta: Float[Array, "C k"]) -> Float[Array, "C k"]:
         """``T_θ(ζ)``."""
-
-    def value(self, x):
-        """Refused: it is a function of the latents too."""
-        raise InputError("sites", "private latents left out", "Use a clock of private latents.")
-
-    def whiten(self, reference, columns):
-        """It is in a run's coordinates already."""
-        return self
-
-    def field(self, rotating, flips, a, v):
-        """Refused: its bounds depend on the latents."""
-        raise InputError("dynamics", "a site with private latents", NEEDS_ROTATION)

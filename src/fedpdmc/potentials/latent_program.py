@@ -139,10 +139,7 @@ class LatentProgram(LatentPotential):
             "zeta": jnp.zeros(self.count),
             "data": self.joint.data,
         }
-        quadratic = None
-        if control is not None:
-            precision = rows.T @ control.precision @ rows
-            quadratic = Quadratic(precision, rows.T @ (control.precision @ center + control.linear))
+        quadratic = None if control is None else control.along(rows, center)
         program = Program(Mapped(self.joint.function), held, rows.shape[1], center, rows, quadratic)
         return ProgramRemainder(program, self.count)
 
@@ -347,8 +344,8 @@ class GroupedRemainder(PrivateRemainder):
         )  # fmt: skip
         dim = at.shape[0]
         control = Quadratic(jnp.zeros((dim, dim)), jnp.zeros(dim)) if control is None else control
-        whole = Quadratic(rows.T @ control.precision @ rows, rows.T @ (control.precision @ at + control.linear))
-        return cls(model, at, rows, jnp.einsum("grd,de->gre", slope, rows), center, information, whole)
+        slope = jnp.einsum("grd,de->gre", slope, rows)
+        return cls(model, at, rows, slope, center, information, control.along(rows, at))
 
     @property
     def dim(self) -> int:

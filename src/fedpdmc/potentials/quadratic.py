@@ -62,19 +62,15 @@ class Quadratic(Potential):
 
     @property
     def dim(self) -> int:
-        """Number of parameters."""
         return self.linear.shape[-1]
 
     def value(self, x):
-        """``½ xᵀ P x + hᵀ x``."""
         return 0.5 * x @ self.precision @ x + self.linear @ x
 
     def gradient(self, x):
-        """``P x + h``."""
         return self.precision @ x + self.linear
 
     def hessian(self, x):
-        """``P``."""
         return self.precision
 
     def averaged(self, x, spread):
@@ -82,7 +78,6 @@ class Quadratic(Potential):
         return self.value(x) + 0.5 * jnp.sum(spread * (self.precision @ spread)), self.gradient(x), self.precision
 
     def stripped(self):
-        """The quadratic without its records."""
         return dataclasses.replace(self, source=None, records=0)
 
     def scaled(self, factor: float) -> Quadratic:
@@ -102,9 +97,10 @@ class Quadratic(Potential):
 
     def whiten(self, reference, columns):
         """``B = SᵀPS`` and ``Sᵀ(Pc + h)``, with the rows of ``S`` that this potential sees."""
-        rows, center = reference.matrix, reference.center
-        if columns is not None:
-            rows, center = rows[columns], center[columns]
+        return self.along(*reference.rows_of(columns))
+
+    def along(self, rows: Float[Array, "d e"], center: Float[Array, " d"]) -> Quadratic:
+        """The same as a function of ``a`` with ``x = center + rows a``, up to a constant."""
         return Quadratic(rows.T @ self.precision @ rows, rows.T @ (self.precision @ center + self.linear))
 
     def separated(self) -> Quadratic:
@@ -131,7 +127,6 @@ class Quadratic(Potential):
         return v * (self.precision @ a + self.linear[:, None]), v * (self.precision @ v)
 
     def affine(self, rotating):
-        """Exact on straight lines."""
         return not rotating
 
 
