@@ -6,8 +6,7 @@ import pytest
 from scipy import stats
 
 import fedpdmc as fp
-from fedpdmc.clocks.dense import Ceilings
-from fedpdmc.clocks.uncertified import piece_tops
+from fedpdmc.clocks.thinning import Ceilings, piece_tops
 
 
 def test_on_pieces_that_are_monotone_or_concave_the_guess_is_above_the_rate(double):

@@ -6,6 +6,7 @@ the order of calls.
 """
 
 import abc
+import dataclasses
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
@@ -66,9 +67,7 @@ class Path(eqx.Module):
 
     def restricted(self, columns: Int[Array, " k"]) -> "Path":
         """The same path of some coordinates."""
-        return eqx.tree_at(
-            lambda p: (p.start, p.velocity), self, (self.start[..., columns], self.velocity[..., columns])
-        )
+        return dataclasses.replace(self, start=self.start[..., columns], velocity=self.velocity[..., columns])
 
     def at(self, table: Float[Array, "C S"], segment: Int[Array, " C"]) -> Float[Array, " C"]:
         """Entry of a segment table for each chain."""
@@ -128,31 +127,26 @@ class Walk(eqx.Module):
 
     def restart(self, new: Bool[Array, " C"], path: Path) -> "Walk":
         """Start again on the chains that have a new plan; a plan of length zero is answered at once."""
-
-        def parts(walk: Walk):
-            return walk.segment, walk.offset, walk.draws, walk.done, walk.rang, walk.time, walk.mark, walk.fault
-
-        fresh = (0, 0.0, 0, path.horizon <= 0, False, 0.0, 0, 0)
-        return eqx.tree_at(parts, self, tuple(jnp.where(new, *pair) for pair in zip(fresh, parts(self), strict=True)))
+        fresh = {"segment": 0, "offset": 0.0, "draws": 0, "done": path.horizon <= 0, "rang": False, "time": 0.0}
+        fresh |= {"mark": 0, "fault": FINE}
+        return dataclasses.replace(self, **{k: jnp.where(new, x, getattr(self, k)) for k, x in fresh.items()})
 
     def moved(self, path: Path, segment, offset, over, mark, fault: Int[Array, " C"] | int = FINE) -> "Walk":
         """The walk after one draw: here, or at the end of the plan if it is over or cannot go on."""
         fault = jnp.broadcast_to(fault, self.fault.shape)
-        return eqx.tree_at(
-            lambda w: (w.segment, w.offset, w.draws, w.done, w.time, w.mark, w.fault),
-            self,
-            (segment, offset, self.draws + 1, over | (fault != FINE), path.horizon, mark, fault),
-        )
+        return dataclasses.replace(
+            self, segment=segment, offset=offset, draws=self.draws + 1, done=over | (fault != FINE), time=path.horizon,
+            mark=mark, fault=fault,
+        )  # fmt: skip
 
     def decided(self, path: Path, accepted, fault, normal=None, passes: int = 1) -> "Walk":
         """The walk after a decision about its candidate: done if the candidate is accepted or there is a fault."""
         time = jnp.where(accepted, path.at(path.begin, self.segment) + self.offset, self.time)
         normal = self.normal if normal is None else jnp.where(accepted[:, None], normal, self.normal)
-        return eqx.tree_at(
-            lambda w: (w.done, w.rang, w.time, w.normal, w.passes, w.fault),
-            self,
-            (accepted | (fault != FINE), accepted, time, normal, self.passes + passes, fault),
-        )
+        return dataclasses.replace(
+            self, done=accepted | (fault != FINE), rang=accepted, time=time, normal=normal, passes=self.passes + passes,
+            fault=fault,
+        )  # fmt: skip
 
     def drawn(self, path: Path, step, ends, accepted, mark, broken, normal=None, passes: int = 1) -> "Walk":
         """The walk after a draw that is decided at once: at its candidate, or where it goes without one."""
@@ -198,7 +192,7 @@ class CandidateWalk(eqx.Module):
 
     def restart(self: CW, new: Bool[Array, " C"], path: Path) -> CW:
         """Start again on the chains that have a new plan."""
-        return eqx.tree_at(lambda s: (s.walk, s.waiting), self, (self.walk.restart(new, path), self.waiting & ~new))
+        return dataclasses.replace(self, walk=self.walk.restart(new, path), waiting=self.waiting & ~new)
 
 
 def time_of(path: Path, walk: Walk) -> Float[Array, " C"]:
@@ -298,7 +292,7 @@ class Clock(eqx.Module, Generic[W]):
         finite = jnp.isfinite(rate) & jnp.all(jnp.isfinite(gradient), -1)
         accepted, fault = accept(state.threshold, rate, state.ceiling, finite, squeeze)
         decided = walk.decided(path, accepted, fault, None if flips else unit(gradient))
-        new = eqx.tree_at(lambda s: (s.walk, s.waiting), state, (decided, jnp.zeros_like(accepted)))
+        new = dataclasses.replace(state, walk=decided, waiting=jnp.zeros_like(accepted))
         return keep_done(~state.waiting, state, new)
 
     def walk(self, state: W) -> Walk:
@@ -352,22 +346,19 @@ def lane_count(chains: int) -> int:
     return min(chains, max(LEAST_LANES, min(MOST_LANES, chains // 4)))
 
 
-def in_lanes(step: Callable[[Any, Any, Any], Any], state: Any, path: Any, keys: Any, fair: bool = False) -> Any:
+def in_lanes(step: Callable[[Any, Any, Any], Any], state: Any, path: Any, keys: Any) -> Any:
     """``step`` on some of the chains that are not done. The state holds a ``walk``, and arrays with a row for each chain.
 
-    ``path`` and ``keys`` have rows for the chains too. If ``fair``, the chains with the fewest passes so far are taken, so
-    that with short plans no chain waits until others have reached the end of the block; else the first ones.
+    ``path`` and ``keys`` have rows for the chains too. The chains with the fewest passes so far are taken, so that with
+    short plans no chain waits until others have reached the end of the block.
     """
     walk = state.walk
     chains = walk.done.shape[0]
     lanes = lane_count(chains)
     if lanes == chains:
         return step(state, path, keys)
-    if fair:
-        _, index = jax.lax.top_k(jnp.where(walk.done, jnp.iinfo(walk.passes.dtype).min, -walk.passes), lanes)
-        index = jnp.where(walk.done[index], chains, index)
-    else:
-        index = first_of(~walk.done)[:lanes]
+    _, index = jax.lax.top_k(jnp.where(walk.done, jnp.iinfo(walk.passes.dtype).min, -walk.passes), lanes)
+    index = jnp.where(walk.done[index], chains, index)
     some = gathered(index, (state, path, keys))
     some = eqx.tree_at(lambda s: s[0].walk.done, some, some[0].walk.done | (index >= chains))
     return scattered(index, state, some[0], step(*some))
@@ -434,13 +425,8 @@ def enough(which: Bool[Array, "k C"], moving: Bool[Array, " C"]) -> Bool[Array, 
     return which & full[:, None]
 
 
-def served(
-    decide: Callable[[CW, Path], CW], state: CW, path: Path, in_rows: Callable[[CW], CW] = lambda state: state
-) -> CW:
-    """``decide`` on the waiting chains in batches, as long as there are enough of them.
-
-    ``in_rows`` is its own inverse and gives a state with a row for each chain.
-    """
+def served(decide: Callable[[CW, Path], CW], state: CW, path: Path) -> CW:
+    """``decide`` on the waiting chains in batches, as long as there are enough of them."""
     chains = state.walk.done.shape[0]
     lanes = min(chains, max(LEAST_LANES, min(MOST_SERVED, chains // LEAST_LANES)))
 
@@ -454,9 +440,8 @@ def served(
         passes, waiting = now.walk.passes, now.waiting
         _, index = jax.lax.top_k(jnp.where(waiting, -passes, jnp.iinfo(passes.dtype).min), lanes)
         index = jnp.where(waiting[index], index, chains)
-        rows = in_rows(now)
-        some, own = gathered(index, (rows, path))
-        return in_rows(scattered(index, rows, some, decide(some, own)))
+        some, its_path = gathered(index, (now, path))
+        return scattered(index, now, some, decide(some, its_path))
 
     return jax.lax.while_loop(due, serve, state)
 

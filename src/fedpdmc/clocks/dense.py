@@ -8,11 +8,10 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple, TypeGuard
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from fedpdmc._jax.by_numpy import once
 from fedpdmc._jax.compilation import on_device
@@ -20,10 +19,10 @@ from fedpdmc._jax.random_streams import exponentials, uniforms
 from fedpdmc.clocks.base import CandidateWalk, Clock, Path, accept, advance, keep_done, served, unit
 from fedpdmc.clocks.closed_form import affine_clock
 from fedpdmc.clocks.envelopes import cell_length, evaluate, usual_states
-from fedpdmc.clocks.thinning import SegmentClock, ThirdOrder
+from fedpdmc.clocks.thinning import CANDIDATES, DRAWN, Found, SegmentClock, ThirdOrder, first_candidate
 from fedpdmc.dynamics import QUARTER, Dynamics
 from fedpdmc.potentials import LinearPredictor, Logistic, Potential
-from fedpdmc.potentials.chebyshev import RateCurve, interpolant
+from fedpdmc.potentials.chebyshev import RateCurve
 from fedpdmc.potentials.dense_rates import (
     BLOCK,
     DEGREES,
@@ -99,7 +98,7 @@ class DenseClock(Clock[CandidateWalk]):
         ends = ~found.hit & ~found.cut & (found.time >= remaining)
         segment, offset, over = advance(path, walk.segment, walk.offset, found.time, ends)
         moved = walk.moved(path, segment, offset, over, jnp.zeros_like(walk.mark))
-        moved = eqx.tree_at(lambda w: w.passes, moved, moved.passes + self.curves.passes)
+        moved = dataclasses.replace(moved, passes=moved.passes + self.curves.passes)
         waits = CandidateWalk(moved, found.hit & ~over, found.ceiling, found.threshold, found.least, found.most)
         return keep_done(walk.done | state.waiting, state, waits)
 
@@ -137,99 +136,6 @@ def chosen(which: Bool[Array, " C"], one: Found, other: Found) -> Found:
     return Found(*(jnp.where(which, x, y) for x, y in zip(one, other, strict=True)))
 
 
-# Superposed candidates -------------------------------------------------------------------------------------------------
-
-
-# Cells of a piece, candidates that are examined on a piece, and uniforms for each of them.
-CELLS, CANDIDATES, DRAWN = 6, 3, 3
-
-
-class Found(NamedTuple):
-    """Where each chain's piece ends.
-
-    Attributes
-    ----------
-    time : (C,)
-        At the candidate that the piece ends with, or its length.
-    hit : (C,)
-        Whether the candidate was accepted or is to be decided by the records.
-    cut : (C,)
-        Whether the piece ends before its length at a candidate that was rejected.
-    site : (C,)
-        The site whose candidate it is.
-    ceiling, threshold, least, most : (C,)
-        The bound at the candidate, the level that the rate must exceed, and the squeeze of the rate.
-    """
-
-    time: Float[Array, " C"]
-    hit: Bool[Array, " C"]
-    cut: Bool[Array, " C"]
-    site: Int[Array, " C"]
-    ceiling: Float[Array, " C"]
-    threshold: Float[Array, " C"]
-    least: Float[Array, " C"]
-    most: Float[Array, " C"]
-
-
-class Ceilings(NamedTuple):
-    """Bounds of rates, of sites or of marks, on equal cells of a piece, and their integral up to the end of each cell."""
-
-    bounds: Float[Array, "J M C"]
-    integral: Float[Array, "J C"]
-    width: Float[Array, " C"]
-
-    @classmethod
-    def of(cls, bounds: Float[Array, "J M C"], length: Float[Array, " C"]) -> Ceilings:
-        """On pieces of these lengths."""
-        width = length / bounds.shape[0]
-        return cls(bounds, jnp.cumsum(jnp.sum(bounds, 1) * width, 0), width)
-
-    def point(self, level: Float[Array, " C"], chance: Float[Array, " C"]) -> Point:
-        """Where the integral is ``level``, and which of the bounds it belongs to."""
-        cells, marks = self.bounds.shape[:2]
-        passed = jnp.sum(self.integral <= level, 0)
-        cell = jnp.minimum(passed, cells - 1)
-        here, before = self.bounds[0], jnp.zeros_like(level)
-        for j in range(1, cells):
-            here = jnp.where(cell == j, self.bounds[j], here)
-            before = jnp.where(cell == j, self.integral[j - 1], before)
-        total = jnp.sum(here, 0)
-        time = cell * self.width + jnp.minimum((level - before) / jnp.where(total > 0, total, 1.0), self.width)
-        if marks == 1:
-            return Point(time, jnp.zeros(level.shape, int), here[0], passed >= cells)
-        mark = jnp.minimum(jnp.sum(jnp.cumsum(here, 0) <= chance * total, 0), marks - 1)
-        return Point(time, mark, jnp.take_along_axis(here, mark[None], 0)[0], passed >= cells)
-
-
-class Point(NamedTuple):
-    """A point below `Ceilings`: its time, whose bound it is below, that bound, and whether the piece ends before."""
-
-    time: Float[Array, " C"]
-    mark: Int[Array, " C"]
-    ceiling: Float[Array, " C"]
-    over: Bool[Array, " C"]
-
-
-def first_candidate(curve: RateCurve, u: Float[Array, "n C"]) -> Found:
-    """The first candidate that the curves do not reject, of the first few; ``u``: ``CANDIDATES * DRAWN`` uniforms."""
-    length, ceilings = curve.length, Ceilings.of(curve.ceilings(CELLS), curve.length)
-    none = jnp.zeros(length.shape, bool)
-    zero = jnp.zeros_like(length)
-    found = Found(length, none, none, jnp.zeros(length.shape, int), zero, zero, zero, zero)
-    active, level = ~none, zero
-    for k in range(CANDIDATES):
-        chance = u[k * DRAWN : (k + 1) * DRAWN]
-        level = level + exponentials(chance[0])
-        time, site, ceiling, over = ceilings.point(level, chance[1])
-        values, error = curve.of(site)
-        rate, threshold = interpolant(values, time / (CELLS * ceilings.width)), chance[2] * ceiling
-        undecided = active & ~over & ~(threshold >= rate + error)
-        here = Found(time, ~none, none, site, ceiling, threshold, rate - error, rate + error)
-        found = Found(*(jnp.where(undecided, new, old) for new, old in zip(here, found, strict=True)))
-        active = active & ~over & ~undecided
-    return found._replace(time=jnp.where(active, time, found.time), cut=active)
-
-
 # Which dense clock, and what it costs ----------------------------------------------------------------------------------
 
 
@@ -244,37 +150,21 @@ STATES, RECORDS, RATES = 64, 256, 16
 
 
 class Prices(NamedTuple):
-    """Nanoseconds on one chain.
+    """Nanoseconds on one chain; where they are not given, as measured on one core of a server."""
 
-    Attributes
-    ----------
-    piece : float
-        Of a piece, apart from its records.
-    product, node, step, logistic : float
-        Of a record on a piece: for each parameter, for each node, for each node and degree, and for each node where the
-        logistic function is evaluated.
-    record, column, gradient : float
-        Of a gradient in 64 bits: for each record, for each record and parameter, and the rest.
-    time : float
-        Of a unit of process time of one site with any other clock, apart from gradients: plans, bounds, chains that wait.
-    """
-
-    piece: float
-    product: float
-    node: float
-    step: float
-    logistic: float
-    record: float
-    column: float
-    gradient: float
-    time: float
+    piece: float = 700.0  # of a piece, apart from its records
+    product: float = 0.05  # of a record on a piece, for each parameter
+    node: float = 0.12  # of a record on a piece, for each node
+    step: float = 0.03  # of a record on a piece, for each node and degree
+    logistic: float = 0.7  # of a record on a piece, for each node where the logistic function is evaluated
+    record: float = 2.5  # of a gradient in 64 bits, for each record
+    column: float = 0.13  # of a gradient in 64 bits, for each record and parameter
+    gradient: float = 8000.0  # of a gradient in 64 bits, the rest
+    time: float = 4000.0  # of a unit of process time of one site with another clock: plans, bounds, chains that wait
 
 
-# Measured on one core of a server, and on an H200 with thousands of chains.
-PRICES = {
-    "cpu": Prices(700.0, 0.05, 0.12, 0.03, 0.7, 2.5, 0.13, 8000.0, 4000.0),
-    "gpu": Prices(5.0, 1e-4, 5e-4, 2e-4, 2e-3, 0.01, 4e-4, 100.0, 1e5),
-}
+# An H200 with thousands of chains.
+ON_GPU = Prices(5.0, 1e-4, 5e-4, 2e-4, 2e-3, 0.01, 4e-4, 100.0, 1e5)
 
 
 class Setting(NamedTuple):
@@ -288,7 +178,7 @@ class Setting(NamedTuple):
 
 def prices() -> Prices:
     """Prices for the device that JAX uses."""
-    return PRICES["cpu" if jax.default_backend() == "cpu" else "gpu"]
+    return Prices() if jax.default_backend() == "cpu" else ON_GPU
 
 
 def gradient_price(potential: LinearPredictor) -> float:

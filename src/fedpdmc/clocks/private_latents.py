@@ -27,6 +27,8 @@ two ways to the state at τ:
 
 from __future__ import annotations
 
+import dataclasses
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -49,10 +51,10 @@ from fedpdmc.clocks.base import (
     time_of,
     unit,
 )
-from fedpdmc.clocks.dense import CANDIDATES, DRAWN, first_candidate
+from fedpdmc.clocks.thinning import CANDIDATES, DRAWN, first_candidate
 from fedpdmc.dynamics import Dynamics
+from fedpdmc.potentials.base import PrivateRemainder
 from fedpdmc.potentials.chebyshev import RateCurve
-from fedpdmc.potentials.latent import PrivateRemainder
 from fedpdmc.potentials.random_effects_rates import POINTS
 
 # Rate of silent events.
@@ -141,7 +143,7 @@ class LatentClock(Clock[LatentWalk]):
         )  # fmt: skip
 
     def restart(self, state, new, path):
-        return eqx.tree_at(lambda s: (s.walk, s.new), state, (state.walk.restart(new, path), state.new | new))
+        return dataclasses.replace(state, walk=state.walk.restart(new, path), new=state.new | new)
 
     def _begun(self, state: LatentWalk, path: Path, keys: ChainKeys) -> LatentWalk:
         """On new plans: the settled latents, or standard normal ones before the first, and the first silent event."""
@@ -151,20 +153,17 @@ class LatentClock(Clock[LatentWalk]):
         )
         settled = jnp.where((first & state.new)[:, None], fresh, state.settled)
         wait = self._first_wait(path, keys)
-        new, no = state.new, jnp.zeros_like(state.new)
-        return eqx.tree_at(
-            lambda s: (s.settled, s.zeta, s.silent, s.times, s.count, s.new, s.waiting, s.due),
+        new = state.new
+        return dataclasses.replace(
             state,
-            (
-                settled,
-                jnp.where(new[:, None], settled, state.zeta),
-                jnp.where(new, wait, state.silent),
-                jnp.where(new[:, None], -1.0, state.times),
-                jnp.where(new, 0, state.count),
-                no,
-                state.waiting & ~new,
-                state.due & ~new,
-            ),
+            settled=settled,
+            zeta=jnp.where(new[:, None], settled, state.zeta),
+            silent=jnp.where(new, wait, state.silent),
+            times=jnp.where(new[:, None], -1.0, state.times),
+            count=jnp.where(new, 0, state.count),
+            new=jnp.zeros_like(new),
+            waiting=state.waiting & ~new,
+            due=state.due & ~new,
         )
 
     def first(self, number: Int[Array, " C"], keys: ChainKeys) -> Float[Array, "C k"]:
@@ -210,7 +209,7 @@ class LatentClock(Clock[LatentWalk]):
 
         start = (state.settled, self._first_wait(path, keys), jnp.zeros_like(state.count))
         zeta, _, _ = jax.lax.while_loop(due, event, start)
-        return eqx.tree_at(lambda s: s.settled, state, jnp.where(which[:, None], zeta, state.settled))
+        return dataclasses.replace(state, settled=jnp.where(which[:, None], zeta, state.settled))
 
     def cut(self, state: LatentWalk, elapsed: Float[Array, " C"], which: Bool[Array, " C"]) -> Float[Array, "C k"]:
         """The latents at time ``elapsed`` of a plan that was walked with a floor, on some chains; else the settled ones."""
@@ -254,11 +253,15 @@ class LatentClock(Clock[LatentWalk]):
         ends = whole & (length >= remaining)
         segment, offset, over = advance(path, walk.segment, walk.offset, since, ends)
         moved = walk.moved(path, segment, offset, over, walk.mark, jnp.where(finite, FINE, NOT_FINITE))
-        moved = eqx.tree_at(lambda w: w.passes, moved, moved.passes + POINTS)
+        moved = dataclasses.replace(moved, passes=moved.passes + POINTS)
         due = whole & (length >= before) & ~over
-        own = (keep_done(~moving, walk, moved), state.waiting | moving & hit & ~over & finite, state.due | moving & due)
-        candidate = jnp.where(moving[:, None], found[:, :4], state.candidate)
-        return eqx.tree_at(lambda s: (s.walk, s.waiting, s.due, s.candidate), state, (*own, candidate))
+        return dataclasses.replace(
+            state,
+            walk=keep_done(~moving, walk, moved),
+            waiting=state.waiting | moving & hit & ~over & finite,
+            due=state.due | moving & due,
+            candidate=jnp.where(moving[:, None], found[:, :4], state.candidate),
+        )
 
     def _decided(self, state: LatentWalk, which: Bool[Array, " C"], path: Path, a, v) -> LatentWalk:
         """The exact rate at the candidates of these chains."""
@@ -268,24 +271,19 @@ class LatentClock(Clock[LatentWalk]):
         threshold, ceiling, least, most = state.candidate.T
         accepted, fault = accept(threshold, rate, ceiling, jnp.isfinite(rate), (least, most), which)
         decided = walk.decided(path, accepted, fault, unit(gradient))
-        return eqx.tree_at(
-            lambda s: (s.walk, s.waiting), state, (keep_done(~which, walk, decided), state.waiting & ~which)
-        )
+        return dataclasses.replace(state, walk=keep_done(~which, walk, decided), waiting=state.waiting & ~which)
 
     def _silenced(self, state: LatentWalk, which: Bool[Array, " C"], path: Path, keys: ChainKeys, a) -> LatentWalk:
         """Apply the silent events of these chains."""
         zeta, wait = self._moved(which, a, state.zeta, path, keys, state.count)
         silent = jnp.where(which, state.silent + wait, state.silent)
-        moved = eqx.tree_at(
-            lambda s: (s.zeta, s.silent, s.count, s.due), state, (zeta, silent, state.count + which, state.due & ~which)
-        )
+        moved = dataclasses.replace(state, zeta=zeta, silent=silent, count=state.count + which, due=state.due & ~which)
         if path.floor is None or not self.history:
             return moved
         times = jnp.concatenate([state.silent[:, None], state.times[:, :-1]], 1)
         before = jnp.concatenate([state.zeta[:, None], state.before[:, :-1]], 1)
-        return eqx.tree_at(
-            lambda s: (s.times, s.before), moved, keep_done(~which, (state.times, state.before), (times, before))
-        )
+        times, before = keep_done(~which, (state.times, state.before), (times, before))
+        return dataclasses.replace(moved, times=times, before=before)
 
 
 def _passed(state: LatentWalk, path: Path) -> LatentWalk:
@@ -294,8 +292,8 @@ def _passed(state: LatentWalk, path: Path) -> LatentWalk:
         return state
     walk = state.walk
     over = ~walk.done & (time_of(path, walk) > path.cap)
-    done, time = walk.done | over, jnp.where(over, path.horizon, walk.time)
-    return eqx.tree_at(lambda s: (s.walk.done, s.walk.time), state, (done, time))
+    ended = dataclasses.replace(walk, done=walk.done | over, time=jnp.where(over, path.horizon, walk.time))
+    return dataclasses.replace(state, walk=ended)
 
 
 def _moving(state: LatentWalk) -> Bool[Array, " C"]:

@@ -1,7 +1,8 @@
-"""Poisson thinning: under affine bounds on cells, constants of segments, and polynomials of time on intervals."""
+"""Poisson thinning: under affine bounds on cells, constants of segments, polynomials of time, and guessed bounds."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -51,7 +52,7 @@ from fedpdmc.clocks.envelopes import (
 from fedpdmc.dynamics import QUARTER, Dynamics
 from fedpdmc.errors import NoEnclosure
 from fedpdmc.potentials import CubicRemainder, Potential, Program, Quadratic, records_of
-from fedpdmc.potentials.chebyshev import RateCurve, chebyshev_nodes
+from fedpdmc.potentials.chebyshev import RateCurve, chebyshev_nodes, interpolant
 from fedpdmc.potentials.dense_rates import cosine_and_sine
 from fedpdmc.potentials.linear_predictor import ROOM, ULPS
 
@@ -102,16 +103,14 @@ class ThinnedClock(Clock[ThinnedWalk]):
     def restart(self, state, new, path):
         a, v = path.start[:, 0], path.velocity[:, 0]
         at_anchor = jnp.all((a == state.anchor_a) & (v == state.anchor_v), -1)
-        return eqx.tree_at(
-            lambda s: (s.walk, s.anchored, s.candidate),
-            state,
-            (state.walk.restart(new, path), jnp.where(new, at_anchor, state.anchored), state.candidate & ~new),
-        )
+        anchored = jnp.where(new, at_anchor, state.anchored)
+        walk, candidate = state.walk.restart(new, path), state.candidate & ~new
+        return dataclasses.replace(state, walk=walk, anchored=anchored, candidate=candidate)
 
     def step(self, state, path, keys):
         """Draw, then pass over the records; bounding a program costs so much that its chains are batched."""
         costly = any(isinstance(term, Program) for term in getattr(self.potential, "terms", (self.potential,)))
-        return in_lanes(self._advance, state, path, keys, fair=True) if costly else self._advance(state, path, keys)
+        return in_lanes(self._advance, state, path, keys) if costly else self._advance(state, path, keys)
 
     def _advance(self, state: ThinnedWalk, path: Path, keys) -> ThinnedWalk:
         state = draw(state, path, keys)
@@ -147,11 +146,10 @@ def draw(state: ThinnedWalk, path: Path, keys) -> ThinnedWalk:
     ceiling = pick_mark(bound.value + slope * wait[:, None], mark)
     step = jnp.where(hit, wait, cell)
     segment, offset, over = advance(path, walk.segment, walk.offset, step, ~hit & (cell >= remaining))
-    drawn = eqx.tree_at(
-        lambda s: (s.walk, s.anchored, s.candidate, s.ceiling, s.threshold),
-        state,
-        (walk.moved(path, segment, offset, over, mark), jnp.zeros_like(hit), hit, ceiling, u[-1] * ceiling),
-    )
+    drawn = dataclasses.replace(
+        state, walk=walk.moved(path, segment, offset, over, mark), anchored=jnp.zeros_like(hit), candidate=hit,
+        ceiling=ceiling, threshold=u[-1] * ceiling,
+    )  # fmt: skip
     return keep_done(walk.done | ~state.anchored, state, drawn)
 
 
@@ -247,7 +245,7 @@ class SegmentClock(Clock[SegmentWalk]):
         return SegmentWalk.idle(self.dynamics, chains, self.dim, squeezed=False, level=jnp.zeros(chains))
 
     def restart(self, state, new, path):
-        return eqx.tree_at(lambda s: s.level, state.restart(new, path), jnp.where(new, 0.0, state.level))
+        return dataclasses.replace(state.restart(new, path), level=jnp.where(new, 0.0, state.level))
 
     def step(self, state, path, keys):
         """Search for candidates on some chains until most of them have one or are done; then one pass over the records.
@@ -553,7 +551,7 @@ AIM, LEAST_CUT, MOST_CUT, SHORTEST = 0.1, 0.7, 0.1, 1e-12
 class IntervalRates(eqx.Module):
     """The signed rates on an interval: polynomials of ``τ = 2s/length − 1``, their error, and affine bounds of them in s.
 
-    In columns, one for each chain; in rows where some chains are picked out.
+    In columns, one for each chain.
     """
 
     parts: tuple[Float[Array, ...], ...]
@@ -575,23 +573,29 @@ class IntervalRates(eqx.Module):
         return rate, of(self.error), of(self.value) + of(self.slope) * s
 
 
-class IntervalWalk(CandidateWalk):
+class IntervalWalk(eqx.Module):
     """A walk on intervals.
 
     Attributes
     ----------
+    candidate : CandidateWalk
     rates : IntervalRates
-        In columns, one for each chain; in rows as `_turned` has it.
     known : (C,)
         Whether ``rates`` hold at the present position, ``since`` after their start.
     length : (C,)
         The interval to try next.
     """
 
+    candidate: CandidateWalk
     rates: IntervalRates
     since: Float[Array, " C"]
     known: Bool[Array, " C"]
     length: Float[Array, " C"]
+
+    @property
+    def walk(self) -> Walk:
+        """The walk itself."""
+        return self.candidate.walk
 
 
 class IntervalClock(Clock[IntervalWalk]):
@@ -610,18 +614,18 @@ class IntervalClock(Clock[IntervalWalk]):
     def idle(self, chains):
         no, zeros, wide = jnp.zeros(chains, bool), jnp.zeros(chains), jnp.zeros((self.marks, chains))
         rates = IntervalRates((wide,) * (self.envelope.order + 1), wide, wide, wide, zeros)
-        others = {"rates": rates, "since": zeros, "known": no, "length": zeros}
-        return IntervalWalk.idle(self.dynamics, chains, self.dim, **others)
+        return IntervalWalk(CandidateWalk.idle(self.dynamics, chains, self.dim), rates, zeros, no, zeros)
 
     def restart(self, state, new, path):
         length = jnp.where(new, self.envelope.usual, state.length)
-        return eqx.tree_at(lambda s: (s.known, s.length), state.restart(new, path), (state.known & ~new, length))
+        candidate, known = state.candidate.restart(new, path), state.known & ~new
+        return dataclasses.replace(state, candidate=candidate, known=known, length=length)
 
     def step(self, state, path, keys):
         """Bound the rates on an interval where they are not known, draw, and ask the program where enough chains wait."""
         state = self._surveyed(state, path)
         state = self._drawn(state, path, keys)
-        return served(self.decide, state, path, _turned)
+        return dataclasses.replace(state, candidate=served(self.decide, state.candidate, path))
 
     def _surveyed(self, state: IntervalWalk, path: Path) -> IntervalWalk:
         """The rates where they are not known, or a shorter interval to try."""
@@ -632,13 +636,10 @@ class IntervalClock(Clock[IntervalWalk]):
         cut = jnp.clip((AIM / added) ** (1 / (self.envelope.order + 2)), MOST_CUT, LEAST_CUT)
         length = jnp.where(good, usual, state.length * jnp.where(jnp.isfinite(added), cut, MOST_CUT))
         lost = ~good & (length < SHORTEST * usual)
-        stopped = eqx.tree_at(lambda w: (w.done, w.fault), walk, (lost, jnp.where(lost, NOT_FINITE, FINE)))
-        new = eqx.tree_at(
-            lambda s: (s.walk, s.rates, s.since, s.known, s.length),
-            state,
-            (stopped, rates, jnp.zeros_like(added), good, length),
-        )
-        return _kept(walk.done | state.known | state.waiting, state, new)
+        stopped = dataclasses.replace(walk, done=lost, fault=jnp.where(lost, NOT_FINITE, FINE))
+        candidate = dataclasses.replace(state.candidate, walk=stopped)
+        new = IntervalWalk(candidate, rates, jnp.zeros_like(added), good, length)
+        return _kept(walk.done | state.known | state.candidate.waiting, state, new)
 
     def _drawn(self, state: IntervalWalk, path: Path, keys) -> IntervalWalk:
         """The first candidate of the bounds, decided if the polynomial can, or the end of the interval."""
@@ -662,15 +663,10 @@ class IntervalClock(Clock[IntervalWalk]):
         moved = walk.moved(path, segment, offset, over, mark, fault)
         accepted = hit & sure & ~waiting
         time = jnp.where(accepted, path.at(path.begin, walk.segment) + offset, moved.time)
-        moved = eqx.tree_at(lambda w: (w.done, w.rang, w.time), moved, (moved.done | accepted, accepted, time))
-        drawn = IntervalWalk(
-            moved, waiting & ~over, ceiling, threshold, least, most, rates, since, hit, state.length
-        )  # fmt: skip
-        return _kept(walk.done | ~state.known | state.waiting, state, drawn)
-
-
-def _turned(state: IntervalWalk) -> IntervalWalk:
-    return eqx.tree_at(lambda s: s.rates, state, jax.tree.map(jnp.transpose, state.rates))
+        moved = dataclasses.replace(moved, done=moved.done | accepted, rang=accepted, time=time)
+        candidate = CandidateWalk(moved, waiting & ~over, ceiling, threshold, least, most)
+        drawn = IntervalWalk(candidate, rates, since, hit, state.length)
+        return _kept(walk.done | ~state.known | state.candidate.waiting, state, drawn)
 
 
 def _kept(done: Bool[Array, " C"], old: IntervalWalk, new: IntervalWalk) -> IntervalWalk:
@@ -678,8 +674,8 @@ def _kept(done: Bool[Array, " C"], old: IntervalWalk, new: IntervalWalk) -> Inte
     rates = old.rates
     if new.rates is not rates:
         rates = jax.tree.map(lambda before, after: jnp.where(done, before, after), rates, new.rates)
-    rest = keep_done(done, *(eqx.tree_at(lambda s: s.rates, state, None) for state in (old, new)))
-    return eqx.tree_at(lambda s: s.rates, rest, rates, is_leaf=lambda x: x is None)
+    rest = keep_done(done, *(dataclasses.replace(state, rates=None) for state in (old, new)))
+    return dataclasses.replace(rest, rates=rates)
 
 
 # Polynomials of time ---------------------------------------------------------------------------------------------------
@@ -816,3 +812,190 @@ def _tried(program: Potential, dynamics: Dynamics, a, v, envelope: TimePolynomia
     rates, added = envelope.rates(program, dynamics, a, v, h)
     reach = jnp.where(added <= MOST_ADDED, reach_of(rates.value.T, rates.slope.T, h), 0.0)
     return Tried(reach, jnp.max(rates.error, 0) / size, jnp.max(jnp.abs(rates.parts[0]), 0) / size)
+
+
+# Superposed candidates -------------------------------------------------------------------------------------------------
+
+
+# Cells of a piece, candidates that are examined on a piece, and uniforms for each of them.
+CELLS, CANDIDATES, DRAWN = 6, 3, 3
+
+
+class Found(NamedTuple):
+    """Where each chain's piece ends.
+
+    Attributes
+    ----------
+    time : (C,)
+        At the candidate that the piece ends with, or its length.
+    hit : (C,)
+        Whether the candidate was accepted or is to be decided by the records.
+    cut : (C,)
+        Whether the piece ends before its length at a candidate that was rejected.
+    site : (C,)
+        The site whose candidate it is.
+    ceiling, threshold, least, most : (C,)
+        The bound at the candidate, the level that the rate must exceed, and the squeeze of the rate.
+    """
+
+    time: Float[Array, " C"]
+    hit: Bool[Array, " C"]
+    cut: Bool[Array, " C"]
+    site: Int[Array, " C"]
+    ceiling: Float[Array, " C"]
+    threshold: Float[Array, " C"]
+    least: Float[Array, " C"]
+    most: Float[Array, " C"]
+
+
+class Ceilings(NamedTuple):
+    """Bounds of rates, of sites or of marks, on equal cells of a piece, and their integral up to the end of each cell."""
+
+    bounds: Float[Array, "J M C"]
+    integral: Float[Array, "J C"]
+    width: Float[Array, " C"]
+
+    @classmethod
+    def of(cls, bounds: Float[Array, "J M C"], length: Float[Array, " C"]) -> Ceilings:
+        """On pieces of these lengths."""
+        width = length / bounds.shape[0]
+        return cls(bounds, jnp.cumsum(jnp.sum(bounds, 1) * width, 0), width)
+
+    def point(self, level: Float[Array, " C"], chance: Float[Array, " C"]) -> Point:
+        """Where the integral is ``level``, and which of the bounds it belongs to."""
+        cells, marks = self.bounds.shape[:2]
+        passed = jnp.sum(self.integral <= level, 0)
+        cell = jnp.minimum(passed, cells - 1)
+        here, before = self.bounds[0], jnp.zeros_like(level)
+        for j in range(1, cells):
+            here = jnp.where(cell == j, self.bounds[j], here)
+            before = jnp.where(cell == j, self.integral[j - 1], before)
+        total = jnp.sum(here, 0)
+        time = cell * self.width + jnp.minimum((level - before) / jnp.where(total > 0, total, 1.0), self.width)
+        if marks == 1:
+            return Point(time, jnp.zeros(level.shape, int), here[0], passed >= cells)
+        mark = jnp.minimum(jnp.sum(jnp.cumsum(here, 0) <= chance * total, 0), marks - 1)
+        return Point(time, mark, jnp.take_along_axis(here, mark[None], 0)[0], passed >= cells)
+
+
+class Point(NamedTuple):
+    """A point below `Ceilings`: its time, whose bound it is below, that bound, and whether the piece ends before."""
+
+    time: Float[Array, " C"]
+    mark: Int[Array, " C"]
+    ceiling: Float[Array, " C"]
+    over: Bool[Array, " C"]
+
+
+def first_candidate(curve: RateCurve, u: Float[Array, "n C"]) -> Found:
+    """The first candidate that the curves do not reject, of the first few; ``u``: ``CANDIDATES * DRAWN`` uniforms."""
+    length, ceilings = curve.length, Ceilings.of(curve.ceilings(CELLS), curve.length)
+    none = jnp.zeros(length.shape, bool)
+    zero = jnp.zeros_like(length)
+    found = Found(length, none, none, jnp.zeros(length.shape, int), zero, zero, zero, zero)
+    active, level = ~none, zero
+    for k in range(CANDIDATES):
+        chance = u[k * DRAWN : (k + 1) * DRAWN]
+        level = level + exponentials(chance[0])
+        time, site, ceiling, over = ceilings.point(level, chance[1])
+        values, error = curve.of(site)
+        rate, threshold = interpolant(values, time / (CELLS * ceilings.width)), chance[2] * ceiling
+        undecided = active & ~over & ~(threshold >= rate + error)
+        here = Found(time, ~none, none, site, ceiling, threshold, rate - error, rate + error)
+        found = Found(*(jnp.where(undecided, new, old) for new, old in zip(here, found, strict=True)))
+        active = active & ~over & ~undecided
+    return found._replace(time=jnp.where(active, time, found.time), cut=active)
+
+
+# Bounds that are guessed ----------------------------------------------------------------------------------------------
+
+
+# Pieces of a cell, and the part of its range on a piece by which the guess is raised.
+PIECES = 4
+MARGIN = 0.1
+# The longest cell on a line (in whitened units of length at speed one) and on a rotation (radians).
+LONGEST_LINE, LONGEST_TURN = 1.0, 0.5
+
+
+class AdaptiveWalk(eqx.Module):
+    """A walk, and how often a rate was seen above its bound, over all plans."""
+
+    walk: Walk
+    violations: Int[Array, " C"]
+
+
+class AdaptiveClock(Clock[AdaptiveWalk]):
+    """Any potential with a gradient; not certified.
+
+    The length of a cell follows the slope of the rates where it starts. Rates and slopes are evaluated on a grid of the
+    cell. On each piece the bound is the larger end, or where the tangents of both ends meet if the rate rises at the left
+    and falls at the right, and a margin: valid for rates that are monotone, convex or concave on a piece, otherwise a guess.
+    Where a rate at a candidate exceeds its bound the candidate is accepted and counted; the law of the time is then wrong.
+    """
+
+    potential: Potential
+    dynamics: Dynamics
+
+    @property
+    def domain(self) -> str:
+        return "bounds guessed on a grid: nothing is proved"
+
+    def idle(self, chains):
+        return AdaptiveWalk(Walk.idle(self.dynamics, chains, self.dim), jnp.zeros(chains, int))
+
+    def restart(self, state, new, path):
+        return AdaptiveWalk(state.walk.restart(new, path), state.violations)
+
+    def violations(self, state):
+        return state.violations
+
+    def step(self, state, path, keys):
+        walk = state.walk
+        a, v = path.state(self.dynamics, walk.segment, walk.offset)
+        remaining = path.at(path.duration, walk.segment) - walk.offset
+        tops, cell = self._guess(a, v, remaining)
+        u = uniforms(keys, path.number, walk.draws, 3)
+        wait, mark, ceiling, over = Ceilings.of(jnp.swapaxes(tops, 1, 2), cell).point(exponentials(u[0]), u[1])
+        hit = ~over
+        there, velocity = self.dynamics.flow.move(a, v, jnp.where(hit, wait, 0.0))
+        gradient = self.potential.gradients(there)
+        rate = jnp.take_along_axis(signed_rates(self.dynamics, gradient, velocity), mark[:, None], -1)[:, 0]
+        broken = ~jnp.isfinite(jnp.sum(tops, (0, 2))) | ~jnp.isfinite(rate)
+        accepted = hit & (u[2] * ceiling < rate) & ~broken
+        normal = None if self.dynamics.flips else jnp.where(accepted[:, None], unit(gradient), walk.normal)
+        step, ends = jnp.where(hit, wait, cell), ~hit & (cell >= remaining)
+        moved = walk.drawn(path, step, ends, accepted, mark, broken, normal, PIECES + 2)
+        new = AdaptiveWalk(moved, state.violations + (hit & (rate > ceiling)))
+        return keep_done(walk.done, state, new)
+
+    def _guess(
+        self, a: Float[Array, "C d"], v: Float[Array, "C d"], remaining: Float[Array, " C"]
+    ) -> tuple[Float[Array, "pieces C k"], Float[Array, " C"]]:
+        """A bound for each piece of a cell, and the cell's length."""
+
+        def rates(s):
+            there, velocity = self.dynamics.flow.move(a, v, s)
+            return signed_rates(self.dynamics, self.potential.gradients(there), velocity)
+
+        def rates_at(s):
+            return jax.jvp(rates, (s,), (jnp.ones_like(s),))
+
+        first = rates_at(jnp.zeros_like(remaining))
+        longest = LONGEST_TURN if self.dynamics.flow.rotating else LONGEST_LINE
+        steepest = jnp.sum(jnp.abs(first[1]), -1)
+        cell = jnp.minimum(remaining, jnp.minimum(longest, 1 / jnp.sqrt(jnp.maximum(steepest, 1e-300))))
+        times = cell * (jnp.arange(1, PIECES + 1) / PIECES)[:, None]
+        rest = jax.vmap(rates_at)(times)
+        value, slope = (jnp.concatenate([one[None], more]) for one, more in zip(first, rest, strict=True))
+        return piece_tops(value, slope, (cell / PIECES)[:, None]), cell
+
+
+def piece_tops(
+    value: Float[Array, "nodes C k"], slope: Float[Array, "nodes C k"], width: Float[Array, "C 1"]
+) -> Float[Array, "pieces C k"]:
+    """A guess of the largest positive part on each piece between nodes, from values and slopes at its ends."""
+    left, right, rise, fall = value[:-1], value[1:], slope[:-1], slope[1:]
+    hump = (rise > 0) & (fall < 0)
+    meet = jnp.clip((right - left - fall * width) / jnp.where(hump, rise - fall, 1.0), 0.0, width)
+    top = jnp.maximum(jnp.maximum(left, right), jnp.where(hump, left + rise * meet, -jnp.inf))
+    return jnp.maximum(top + MARGIN * (top - jnp.minimum(left, right)), 0.0)

@@ -32,7 +32,7 @@ from fedpdmc.potentials import (
     bare,
     local_quadratic,
 )
-from fedpdmc.potentials.latent import NEEDS_ROTATION
+from fedpdmc.potentials.base import NEEDS_ROTATION
 from fedpdmc.potentials.padding import bucket
 from fedpdmc.whitening import Reference
 

@@ -1,9 +1,8 @@
 """Potentials: what is sampled."""
 
-from fedpdmc.potentials.base import Field, Potential, RateBound, Sum
+from fedpdmc.potentials.base import Field, LatentPotential, Potential, RateBound, Sum
 from fedpdmc.potentials.bent_spread_prior import BentSpreadPrior, ScaleLaw, ScaleMixture
 from fedpdmc.potentials.jax_function import Program
-from fedpdmc.potentials.latent import LatentPotential
 from fedpdmc.potentials.latent_program import LatentProgram
 from fedpdmc.potentials.linear_predictor import (
     CubicRemainder,

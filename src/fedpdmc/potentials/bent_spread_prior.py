@@ -13,8 +13,7 @@ from jaxtyping import Array, Float
 from fedpdmc._jax.compilation import on_device
 from fedpdmc._jax.random_streams import exponentials, normals
 from fedpdmc.errors import InputError
-from fedpdmc.potentials.base import Field, Potential, Sum
-from fedpdmc.potentials.latent import NEEDS_ROTATION
+from fedpdmc.potentials.base import NEEDS_ROTATION, Field, Potential, Sum
 from fedpdmc.potentials.linear_predictor import LinearPredictor
 from fedpdmc.potentials.losses import Logistic, Loss
 from fedpdmc.potentials.quadratic import Quadratic, quadratic_field

@@ -28,9 +28,9 @@ from fedpdmc._jax.compilation import calls_library, mapped
 from fedpdmc._jax.random_streams import logarithm, normals
 from fedpdmc.enclosures import Curve, TimeInterval, enclose, smoothed
 from fedpdmc.errors import NoEnclosure
+from fedpdmc.potentials.base import LatentPotential, PrivateRemainder
 from fedpdmc.potentials.chebyshev import RateCurve, chebyshev_nodes
 from fedpdmc.potentials.jax_function import LONGEST, Program, curved_path, reflection_rate
-from fedpdmc.potentials.latent import LatentPotential, PrivateRemainder
 from fedpdmc.potentials.quadratic import Quadratic
 from fedpdmc.potentials.random_effects_rates import FROM_PRIOR, POINTS, Conditional, gaussian_energy, informed
 

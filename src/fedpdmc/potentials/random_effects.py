@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 from fedpdmc._jax.by_numpy import once
 from fedpdmc._jax.compilation import on_device
 from fedpdmc.enclosures import check_continuity, smoothed
-from fedpdmc.potentials.latent import LatentPotential
+from fedpdmc.potentials.base import LatentPotential
 from fedpdmc.potentials.latent_program import GroupedRemainder
 from fedpdmc.potentials.random_effects_rates import (
     AnalyticFamily,

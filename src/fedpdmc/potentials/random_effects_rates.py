@@ -22,8 +22,8 @@ from jaxtyping import Array, Float, Int, Num
 
 from fedpdmc._jax.compilation import apart, computed_first
 from fedpdmc._jax.random_streams import logarithm, normals
+from fedpdmc.potentials.base import PrivateRemainder
 from fedpdmc.potentials.chebyshev import RateCurve, chebyshev_nodes
-from fedpdmc.potentials.latent import PrivateRemainder
 from fedpdmc.potentials.quadratic import Quadratic
 from fedpdmc.whitening import bent, enclosed, steepness, straight
 
