@@ -226,8 +226,6 @@ def with_constants(potential: Potential, dynamics: Dynamics) -> Potential:
         return _paced(potential, dynamics)
     if not dynamics.flips or dynamics.flow.rotating:
         return potential
-    if isinstance(potential, Quadratic):
-        return potential.separated()
     return _with_cubic(potential) if isinstance(potential, LinearPredictor) else potential
 
 

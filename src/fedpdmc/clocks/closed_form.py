@@ -83,11 +83,8 @@ class AffineClock(ClosedForm):
     def step(self, state, path, keys):
         a, v = path.state(self.dynamics, state.segment, state.offset)
         u = uniforms(keys, path.number, state.draws, self.marks)
-        if self.dynamics.flips:
-            value, slope = self.potential.flip_rates(a.T, v.T)
-        else:
-            bound = taylor(self.dynamics, self.potential.field(False, False, a, v), a, v)
-            value, slope = bound.value.T, bound.slope.T
+        bound = taylor(self.dynamics, self.potential.field(False, self.dynamics.flips, a, v), a, v)
+        value, slope = bound.value.T, bound.slope.T
         wait, mark = earliest(affine_clocks(value, slope, u, path.number))
         broken = ~jnp.isfinite(jnp.sum(value + slope, 0))
         hit = wait < path.at(path.duration, state.segment) - state.offset

@@ -116,13 +116,6 @@ class Potential(eqx.Module):
         start = jnp.zeros(()), jnp.zeros_like(x), jnp.zeros_like(spread)
         return jax.lax.scan(add, start, (points, weights))[0]
 
-    def flip_rates(
-        self, a: Float[Array, "d C"], v: Float[Array, "d C"]
-    ) -> tuple[Float[Array, "d C"], Float[Array, "d C"]]:
-        """Signed rates of flips and their slopes at the start of a line, with the chains along the last axis."""
-        field = self.field(False, True, a.T, v.T)
-        return v * field.gradient.T, v * field.slope.T
-
     def stripped(self: P) -> P:
         """The potential reduced to its numbers, so that equal potentials share compiled code."""
         return self

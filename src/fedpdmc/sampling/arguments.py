@@ -363,7 +363,7 @@ def public_potential(
     # Nothing is left only if the terms cancel to rounding; a wide prior is small and counts.
     left = _largest(precision) > CANCELLED * max(_largest(part) for part, _ in parts)
     left |= _largest(linear) > CANCELLED * max(_largest(part) for _, part in parts)
-    return Quadratic(jnp.asarray(precision), jnp.asarray(linear)).separated() if left else None
+    return Quadratic(jnp.asarray(precision), jnp.asarray(linear)) if left else None
 
 
 def _whitened(term: Quadratic, reference: Reference) -> tuple[np.ndarray, np.ndarray]:
