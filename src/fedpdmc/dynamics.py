@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 import math
 from typing import Any, ClassVar, NamedTuple
 
@@ -105,15 +106,12 @@ class Line(Flow):
     rotating = False
 
     def weights(self, t):
-        """``1, t``."""
         return _numpy_or_jax(t).ones_like(t), t
 
     def move(self, a, v, t):
-        """``a + v t, v``."""
         return a + v * t[..., None], v
 
     def integrals(self, t):
-        """Powers of t."""
         return SegmentIntegrals(t, t**2 / 2, t, t**2 / 2, t**3 / 3)
 
 
@@ -123,18 +121,15 @@ class Rotation(Flow):
     rotating = True
 
     def weights(self, t):
-        """``cos t, sin t``."""
         xp = _numpy_or_jax(t)
         return xp.cos(t), xp.sin(t)
 
     def move(self, a, v, t):
-        """Rotate by the angle t."""
         xp = _numpy_or_jax(t)
         c, s = xp.cos(t)[..., None], xp.sin(t)[..., None]
         return a * c + v * s, v * c - a * s
 
     def integrals(self, t):
-        """Integrals of cos, sin, cos², sin cos, sin²."""
         xp = _numpy_or_jax(t)
         double = xp.sin(2 * t) / 4
         return SegmentIntegrals(xp.sin(t), 2 * xp.sin(t / 2) ** 2, t / 2 + double, xp.sin(t) ** 2 / 2, t / 2 - double)
@@ -257,6 +252,11 @@ def check_bounce(name: str, value: Any) -> str:
     return one_of(name, value, BOUNCES)
 
 
+def _given(name: str, check: Any, default: float | str) -> Any:
+    """A field that a user gives, called so in errors."""
+    return eqx.field(default=default, static=True, converter=functools.partial(check, name))
+
+
 class ZigZag(Dynamics):
     """``a(t) = a + v t`` with ``v ∈ {−1, 1}^d``; coordinate i flips at rate ``(v_i ∂_i U)_+ + excess``.
 
@@ -269,7 +269,7 @@ class ZigZag(Dynamics):
         Rate of additional flips of every coordinate, made by the coordinator.
     """
 
-    excess: float = eqx.field(default=0.0, static=True, converter=lambda value: rate("ZigZag(excess)", value))
+    excess: float = _given("ZigZag(excess)", rate, 0.0)
     refresh = 0.0
     flow = Line()
     flips = True
@@ -287,10 +287,8 @@ class BouncyParticle(Dynamics):
         As for `Boomerang`.
     """
 
-    refresh: float = eqx.field(default=1.0, static=True, converter=lambda value: rate("BouncyParticle(refresh)", value))
-    bounce: str = eqx.field(
-        default=REFLECT, static=True, converter=lambda value: check_bounce("BouncyParticle(bounce)", value)
-    )
+    refresh: float = _given("BouncyParticle(refresh)", rate, 1.0)
+    bounce: str = _given("BouncyParticle(bounce)", check_bounce, REFLECT)
     excess = 0.0
     flow = Line()
     flips = False
@@ -323,12 +321,8 @@ class Boomerang(Dynamics):
         How an event of a site changes the velocity (`fedpdmc.dynamics`).
     """
 
-    refresh: float | str = eqx.field(
-        default=QUARTER_TURNS, static=True, converter=lambda value: rate_or_turns("Boomerang(refresh)", value)
-    )
-    bounce: str = eqx.field(
-        default=REFLECT, static=True, converter=lambda value: check_bounce("Boomerang(bounce)", value)
-    )
+    refresh: float | str = _given("Boomerang(refresh)", rate_or_turns, QUARTER_TURNS)
+    bounce: str = _given("Boomerang(bounce)", check_bounce, REFLECT)
     excess = 0.0
     flow = Rotation()
     flips = False
@@ -348,12 +342,8 @@ class FactorisedBoomerang(Dynamics):
         Rate, per unit of path length of a coordinate, of additional flips made by the coordinator.
     """
 
-    refresh: float | str = eqx.field(
-        default=1.0, static=True, converter=lambda value: rate_or_turns("FactorisedBoomerang(refresh)", value)
-    )
-    excess: float = eqx.field(
-        default=0.0, static=True, converter=lambda value: rate("FactorisedBoomerang(excess)", value)
-    )
+    refresh: float | str = _given("FactorisedBoomerang(refresh)", rate_or_turns, 1.0)
+    excess: float = _given("FactorisedBoomerang(excess)", rate, 0.0)
     flow = Rotation()
     flips = True
     unit_speed = False

@@ -265,6 +265,10 @@ class Reference(eqx.Module):
         """``S`` as a full matrix."""
         return jnp.diag(self.scale_tril) if self.diagonal else self.scale_tril
 
+    def rows_of(self, columns: Any) -> tuple[Float[Array, "k d"], Float[Array, " k"]]:
+        """The rows of ``S`` and the entries of ``c`` that belong to these parameters; None for all."""
+        return (self.matrix, self.center) if columns is None else (self.matrix[columns], self.center[columns])
+
     def to_x(self, a: Any) -> Any:
         """``x = T(c + S a)`` of arrays (…, d); of NumPy's by NumPy, so that nothing is compiled outside of a run."""
         center, scale = _beside(a, self.center, self.scale_tril)

@@ -94,7 +94,7 @@ def test_fifth_bounds_the_fifth_derivative(name):
     z, u = jnp.asarray(rng.normal(size=4000) * 3), jnp.asarray(rng.normal(size=4000) * 2)
     y = jnp.asarray(responses(name, rng, 4000))
     derivative = jax.vmap(jax.grad(jax.grad(jax.grad(made.second))))(z + u, y)
-    bound = made.fifth(z, y) * jnp.exp(made.growth * jnp.abs(u))
+    bound = made.beyond(5, z, y) * jnp.exp(made.growth * jnp.abs(u))
     assert np.all(np.abs(derivative) <= bound * (1 + 1e-9))
     if made.uniform and name == "logistic":
         assert np.max(np.abs(derivative) / bound) > 0.999

@@ -1,6 +1,5 @@
 """What a potential says of its gradient along a path, against automatic differentiation."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -98,18 +97,3 @@ def test_a_sum_adds_fields_and_keeps_the_shortest_reach():
     for part in ("gradient", "slope", "curve", "slack"):
         np.testing.assert_array_equal(getattr(total, part), getattr(one, part) + getattr(two, part))
     np.testing.assert_array_equal(total.reach, jnp.minimum(one.reach, two.reach))
-
-
-@jax.jit
-def flip_rates(potential, a, v):
-    return potential.flip_rates(a, v)
-
-
-def test_a_diagonal_precision_is_found_and_gives_the_same_rates():
-    rng = np.random.default_rng(3)
-    dense = Quadratic(jnp.diag(jnp.asarray([2.0, 0.0, -1.5])), jnp.asarray(rng.normal(size=DIM)))
-    found = dense.separated()
-    assert found.diagonal is not None and quadratic().separated().diagonal is None
-    a, v = jnp.asarray(rng.normal(size=(DIM, CHAINS))), jnp.asarray(rng.choice([-1.0, 1.0], (DIM, CHAINS)))
-    for one, other in zip(flip_rates(found, a, v), flip_rates(dense, a, v), strict=True):
-        np.testing.assert_array_equal(one, other)

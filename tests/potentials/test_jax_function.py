@@ -18,7 +18,7 @@ from fedpdmc.clocks.thinning import cell_length
 from fedpdmc.enclosures.special_functions import FUNCTIONS
 from fedpdmc.members.run_coordinates import Opening, open_site
 from fedpdmc.plan import Plan
-from fedpdmc.potentials import Program, Shared, Sum, local_quadratic
+from fedpdmc.potentials import PriorShare, Program, Sum, local_quadratic
 from fedpdmc.potentials.jax_function import _bounded
 from fedpdmc.whitening import Reference
 
@@ -152,7 +152,7 @@ def test_sums_and_shares_of_the_prior_add_their_bounds():
     share = jnp.linspace(0.0, 1.0, CHAINS)
     evaluated = functools.partial(eqx.filter_jit(evaluate, compiler_options=FAST), dynamics)
     alone, whole = evaluated(program, a, v, v), evaluated(Sum((program, prior)), a, v, v)
-    part = evaluated(Shared(program, prior, share), a, v, v)
+    part = evaluated(Sum((program, PriorShare(prior, share))), a, v, v)
     extra = jnp.sum(v * (a @ prior.precision + prior.linear), -1, keepdims=True)
     np.testing.assert_allclose(whole.rates, alone.rates + extra, rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(part.rates, alone.rates + share[:, None] * extra, rtol=1e-9, atol=1e-9)

@@ -17,8 +17,7 @@ from fedpdmc.clocks.base import (
 from fedpdmc.clocks.choose import ClockChoice, clock_for
 from fedpdmc.clocks.closed_form import AffineClock
 from fedpdmc.clocks.private_latents import LatentClock
-from fedpdmc.clocks.thinning import IntervalClock, SegmentClock, ThinnedClock
-from fedpdmc.clocks.uncertified import AdaptiveClock
+from fedpdmc.clocks.thinning import AdaptiveClock, IntervalClock, SegmentClock, ThinnedClock
 
 __all__ = [
     "FINE", "NOT_FINITE", "VIOLATED", "AdaptiveClock", "AffineClock", "ClockChoice", "Clock", "IntervalClock",

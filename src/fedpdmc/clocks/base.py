@@ -6,6 +6,7 @@ the order of calls.
 """
 
 import abc
+import dataclasses
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
@@ -16,9 +17,10 @@ from equinox import AbstractVar
 from jaxtyping import Array, Bool, Float, Int, Shaped, UInt32
 
 from fedpdmc._jax.random_streams import ChainKeys
+from fedpdmc.clocks.envelopes import exact_rates
 from fedpdmc.dynamics import Dynamics, draw_bounce
 from fedpdmc.plan import Arrival, Plan
-from fedpdmc.potentials import Potential, Shared
+from fedpdmc.potentials import Potential
 
 FINE, VIOLATED, NOT_FINITE = 0, 1, 2
 
@@ -28,6 +30,9 @@ def pick(table: Shaped[Array, "C S ..."], index: Int[Array, " C"]) -> Shaped[Arr
     if table.shape[1] == 1:
         return table[:, 0]
     return table[jnp.arange(table.shape[0]), index]
+
+
+CW = TypeVar("CW", bound="CandidateWalk")
 
 
 class Path(eqx.Module):
@@ -62,9 +67,7 @@ class Path(eqx.Module):
 
     def restricted(self, columns: Int[Array, " k"]) -> "Path":
         """The same path of some coordinates."""
-        return eqx.tree_at(
-            lambda p: (p.start, p.velocity), self, (self.start[..., columns], self.velocity[..., columns])
-        )
+        return dataclasses.replace(self, start=self.start[..., columns], velocity=self.velocity[..., columns])
 
     def at(self, table: Float[Array, "C S"], segment: Int[Array, " C"]) -> Float[Array, " C"]:
         """Entry of a segment table for each chain."""
@@ -124,42 +127,26 @@ class Walk(eqx.Module):
 
     def restart(self, new: Bool[Array, " C"], path: Path) -> "Walk":
         """Start again on the chains that have a new plan; a plan of length zero is answered at once."""
-        empty = path.horizon <= 0
-
-        def pick(fresh, old):
-            return jnp.where(new, fresh, old)
-
-        return Walk(
-            pick(0, self.segment),
-            pick(0.0, self.offset),
-            pick(0, self.draws),
-            pick(empty, self.done),
-            pick(False, self.rang),
-            pick(0.0, self.time),
-            pick(0, self.mark),
-            self.normal,
-            self.passes,
-            pick(0, self.fault),
-        )
+        fresh = {"segment": 0, "offset": 0.0, "draws": 0, "done": path.horizon <= 0, "rang": False, "time": 0.0}
+        fresh |= {"mark": 0, "fault": FINE}
+        return dataclasses.replace(self, **{k: jnp.where(new, x, getattr(self, k)) for k, x in fresh.items()})
 
     def moved(self, path: Path, segment, offset, over, mark, fault: Int[Array, " C"] | int = FINE) -> "Walk":
         """The walk after one draw: here, or at the end of the plan if it is over or cannot go on."""
         fault = jnp.broadcast_to(fault, self.fault.shape)
-        return eqx.tree_at(
-            lambda w: (w.segment, w.offset, w.draws, w.done, w.time, w.mark, w.fault),
-            self,
-            (segment, offset, self.draws + 1, over | (fault != FINE), path.horizon, mark, fault),
-        )
+        return dataclasses.replace(
+            self, segment=segment, offset=offset, draws=self.draws + 1, done=over | (fault != FINE), time=path.horizon,
+            mark=mark, fault=fault,
+        )  # fmt: skip
 
     def decided(self, path: Path, accepted, fault, normal=None, passes: int = 1) -> "Walk":
         """The walk after a decision about its candidate: done if the candidate is accepted or there is a fault."""
         time = jnp.where(accepted, path.at(path.begin, self.segment) + self.offset, self.time)
         normal = self.normal if normal is None else jnp.where(accepted[:, None], normal, self.normal)
-        return eqx.tree_at(
-            lambda w: (w.done, w.rang, w.time, w.normal, w.passes, w.fault),
-            self,
-            (accepted | (fault != FINE), accepted, time, normal, self.passes + passes, fault),
-        )
+        return dataclasses.replace(
+            self, done=accepted | (fault != FINE), rang=accepted, time=time, normal=normal, passes=self.passes + passes,
+            fault=fault,
+        )  # fmt: skip
 
     def drawn(self, path: Path, step, ends, accepted, mark, broken, normal=None, passes: int = 1) -> "Walk":
         """The walk after a draw that is decided at once: at its candidate, or where it goes without one."""
@@ -174,6 +161,38 @@ class Walk(eqx.Module):
         """The answer; where there was no event there is no mark either."""
         mark = jnp.where(self.rang, self.mark, 0) if dynamics.flips else jnp.where(self.rang[:, None], self.normal, 0.0)
         return Arrival(self.time, self.rang, mark)
+
+
+class CandidateWalk(eqx.Module):
+    """A walk that may be at a candidate which the exact rate has to decide.
+
+    Attributes
+    ----------
+    waiting : (C,)
+        Whether it is.
+    ceiling, threshold : (C,)
+        The bound at the candidate, and the level that the rate must exceed for it to be accepted.
+    least, most : (C,), optional
+        The squeeze of the rate that was claimed there.
+    """
+
+    walk: Walk
+    waiting: Bool[Array, " C"]
+    ceiling: Float[Array, " C"]
+    threshold: Float[Array, " C"]
+    least: Float[Array, " C"] | None
+    most: Float[Array, " C"] | None
+
+    @classmethod
+    def idle(cls, dynamics: Dynamics, chains: int, dim: int, squeezed: bool = True, **others: Any):
+        """A walk that waits for plans."""
+        zeros = jnp.zeros(chains)
+        squeeze = (zeros, zeros) if squeezed else (None, None)
+        return cls(Walk.idle(dynamics, chains, dim), jnp.zeros(chains, bool), zeros, zeros, *squeeze, **others)
+
+    def restart(self: CW, new: Bool[Array, " C"], path: Path) -> CW:
+        """Start again on the chains that have a new plan."""
+        return dataclasses.replace(self, walk=self.walk.restart(new, path), waiting=self.waiting & ~new)
 
 
 def time_of(path: Path, walk: Walk) -> Float[Array, " C"]:
@@ -263,6 +282,19 @@ class Clock(eqx.Module, Generic[W]):
     def step(self, state: W, path: Path, keys: ChainKeys) -> W:
         """Walk on, on every chain that is not done."""
 
+    def decide(self, state: CW, path: Path) -> CW:
+        """The exact rate at the candidates that wait for it: one pass over the records."""
+        walk, flips = state.walk, self.dynamics.flips
+        a, v = path.state(self.dynamics, walk.segment, walk.offset)
+        gradient, rates = exact_rates(self.dynamics, self.potential, a, v)
+        rate = pick_mark(rates, walk.mark)
+        squeeze = None if state.least is None or state.most is None else (state.least, state.most)
+        finite = jnp.isfinite(rate) & jnp.all(jnp.isfinite(gradient), -1)
+        accepted, fault = accept(state.threshold, rate, state.ceiling, finite, squeeze)
+        decided = walk.decided(path, accepted, fault, None if flips else unit(gradient))
+        new = dataclasses.replace(state, walk=decided, waiting=jnp.zeros_like(accepted))
+        return keep_done(~state.waiting, state, new)
+
     def walk(self, state: W) -> Walk:
         """The walk within the state."""
         return state.walk  # type: ignore[attr-defined]
@@ -314,22 +346,19 @@ def lane_count(chains: int) -> int:
     return min(chains, max(LEAST_LANES, min(MOST_LANES, chains // 4)))
 
 
-def in_lanes(step: Callable[[Any, Any, Any], Any], state: Any, path: Any, keys: Any, fair: bool = False) -> Any:
+def in_lanes(step: Callable[[Any, Any, Any], Any], state: Any, path: Any, keys: Any) -> Any:
     """``step`` on some of the chains that are not done. The state holds a ``walk``, and arrays with a row for each chain.
 
-    ``path`` and ``keys`` have rows for the chains too. If ``fair``, the chains with the fewest passes so far are taken, so
-    that with short plans no chain waits until others have reached the end of the block; else the first ones.
+    ``path`` and ``keys`` have rows for the chains too. The chains with the fewest passes so far are taken, so that with
+    short plans no chain waits until others have reached the end of the block.
     """
     walk = state.walk
     chains = walk.done.shape[0]
     lanes = lane_count(chains)
     if lanes == chains:
         return step(state, path, keys)
-    if fair:
-        _, index = jax.lax.top_k(jnp.where(walk.done, jnp.iinfo(walk.passes.dtype).min, -walk.passes), lanes)
-        index = jnp.where(walk.done[index], chains, index)
-    else:
-        index = first_of(~walk.done)[:lanes]
+    _, index = jax.lax.top_k(jnp.where(walk.done, jnp.iinfo(walk.passes.dtype).min, -walk.passes), lanes)
+    index = jnp.where(walk.done[index], chains, index)
     some = gathered(index, (state, path, keys))
     some = eqx.tree_at(lambda s: s[0].walk.done, some, some[0].walk.done | (index >= chains))
     return scattered(index, state, some[0], step(*some))
@@ -396,35 +425,23 @@ def enough(which: Bool[Array, "k C"], moving: Bool[Array, " C"]) -> Bool[Array, 
     return which & full[:, None]
 
 
-def served(
-    walk: Callable[[S], Any],
-    state: S,
-    path: Any,
-    which: Callable[[S], Any],
-    inspect: Callable[[S, Any], S],
-    in_rows: Callable[[S], S] = lambda state: state,
-) -> S:
-    """``inspect`` the waiting chains in batches, as long as there are enough of them.
-
-    ``inspect`` keeps the rows of chains that do not wait; ``in_rows`` is its own inverse and gives a state with a row for
-    each chain.
-    """
-    chains = walk(state).done.shape[0]
+def served(decide: Callable[[CW, Path], CW], state: CW, path: Path) -> CW:
+    """``decide`` on the waiting chains in batches, as long as there are enough of them."""
+    chains = state.walk.done.shape[0]
     lanes = min(chains, max(LEAST_LANES, min(MOST_SERVED, chains // LEAST_LANES)))
 
     def due(now):
         # If most chains wait for other sites, few are left that could join a batch.
-        moving = jnp.sum(~(which(now) | walk(now).done))
-        return jnp.sum(which(now)) >= jnp.minimum(lanes, 1 + moving // LEAST_LANES)
+        moving = jnp.sum(~(now.waiting | now.walk.done))
+        return jnp.sum(now.waiting) >= jnp.minimum(lanes, 1 + moving // LEAST_LANES)
 
     def serve(now):
         # Those that had the fewest passes.
-        passes, waiting = walk(now).passes, which(now)
+        passes, waiting = now.walk.passes, now.waiting
         _, index = jax.lax.top_k(jnp.where(waiting, -passes, jnp.iinfo(passes.dtype).min), lanes)
         index = jnp.where(waiting[index], index, chains)
-        rows = in_rows(now)
-        some, own = gathered(index, (rows, path))
-        return in_rows(scattered(index, rows, some, inspect(some, own)))
+        some, its_path = gathered(index, (now, path))
+        return scattered(index, now, some, decide(some, its_path))
 
     return jax.lax.while_loop(due, serve, state)
 
@@ -441,9 +458,7 @@ def holding(clock: Clock, share: Float[Array, " C"] | None) -> Clock:
     A clock may start a plan with rates that it found at the end of the one before. An event ended that plan, so the parts
     are the same: they change at horizons, where nothing has been evaluated.
     """
-    if share is None or not isinstance(clock.potential, Shared):
-        return clock
-    return eqx.tree_at(lambda c: c.potential, clock, clock.potential.holding(share))
+    return clock if share is None else eqx.tree_at(lambda c: c.potential, clock, clock.potential.with_share(share))
 
 
 def answer(clock: Clock, keys: ChainKeys, plan: Plan) -> tuple[Arrival, Walk]:

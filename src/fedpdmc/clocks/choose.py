@@ -44,7 +44,6 @@ from fedpdmc.potentials import (
     Potential,
     Program,
     Quadratic,
-    Shared,
     Sum,
     beside_taylor,
     cubic_remainder,
@@ -203,11 +202,10 @@ def _check_noise(program: Program, site: str) -> None:
 
 def cost_of_cells(potential: Potential, dynamics: Dynamics) -> float:
     """Gradients per unit of process time if cells are bounded by passes over the records or calls of the program."""
-    terms = getattr(potential, "terms", (getattr(potential, "records", potential),))
+    terms = getattr(potential, "terms", (potential,))
     price = PROGRAM_CELL_PRICE if any(isinstance(term, Program) for term in terms) else CELL_PRICE
-    if isinstance(potential, Shared):
-        potential = potential.holding(jnp.ones(TRIALS))
-    reach = float(_usual_reach(potential, dynamics, *usual_states(dynamics, potential.dim, TRIALS)))
+    whole = potential.with_share(jnp.ones(TRIALS))
+    reach = float(_usual_reach(whole, dynamics, *usual_states(dynamics, potential.dim, TRIALS)))
     return price / reach if reach > 0 else math.inf
 
 
@@ -224,14 +222,10 @@ def with_constants(potential: Potential, dynamics: Dynamics) -> Potential:
     """The records with the constants that the dynamics need, computed once."""
     if isinstance(potential, Sum):
         return Sum(tuple(with_constants(term, dynamics) for term in potential.terms))
-    if isinstance(potential, Shared):
-        return Shared(with_constants(potential.records, dynamics), potential.prior)
     if isinstance(potential, Program):
         return _paced(potential, dynamics)
     if not dynamics.flips or dynamics.flow.rotating:
         return potential
-    if isinstance(potential, Quadratic):
-        return potential.separated()
     return _with_cubic(potential) if isinstance(potential, LinearPredictor) else potential
 
 

@@ -62,19 +62,15 @@ class ClosedForm(Clock[Walk]):
 
     @property
     def domain(self) -> str:
-        """How event times are drawn."""
         return "rates in closed form"
 
     def idle(self, chains):
-        """A walk that waits."""
         return Walk.idle(self.dynamics, chains, self.dim)
 
     def restart(self, state, new, path):
-        """Start on new plans."""
         return state.restart(new, path)
 
     def walk(self, state):
-        """The state is the walk."""
         return state
 
 
@@ -85,14 +81,10 @@ class AffineClock(ClosedForm):
     dynamics: Dynamics
 
     def step(self, state, path, keys):
-        """One segment."""
         a, v = path.state(self.dynamics, state.segment, state.offset)
         u = uniforms(keys, path.number, state.draws, self.marks)
-        if self.dynamics.flips:
-            value, slope = self.potential.flip_rates(a.T, v.T)
-        else:
-            bound = taylor(self.dynamics, self.potential.field(False, False, a, v), a, v)
-            value, slope = bound.value.T, bound.slope.T
+        bound = taylor(self.dynamics, self.potential.field(False, self.dynamics.flips, a, v), a, v)
+        value, slope = bound.value.T, bound.slope.T
         wait, mark = earliest(affine_clocks(value, slope, u, path.number))
         broken = ~jnp.isfinite(jnp.sum(value + slope, 0))
         hit = wait < path.at(path.duration, state.segment) - state.offset
@@ -115,7 +107,6 @@ class ExponentialClock(ClosedForm):
     dynamics: Dynamics
 
     def step(self, state, path, keys):
-        """One candidate."""
         a, v = path.state(self.dynamics, state.segment, state.offset)
         counts, scale = self.potential.response, self.potential.design
         x, speed = a * scale + self.potential.offset, v * scale

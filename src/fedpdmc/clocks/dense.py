@@ -8,21 +8,20 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple, TypeGuard
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from fedpdmc._jax.compilation import on_device, once
 from fedpdmc._jax.random_streams import exponentials, uniforms
-from fedpdmc.clocks.base import Clock, Path, Walk, accept, advance, keep_done, served, unit
+from fedpdmc.clocks.base import CandidateWalk, Clock, Path, accept, advance, keep_done, served, unit
 from fedpdmc.clocks.closed_form import affine_clock
 from fedpdmc.clocks.envelopes import cell_length, evaluate, usual_states
-from fedpdmc.clocks.thinning import SegmentClock, ThirdOrder
+from fedpdmc.clocks.thinning import CANDIDATES, DRAWN, Found, SegmentClock, ThirdOrder, first_candidate
 from fedpdmc.dynamics import QUARTER, Dynamics
 from fedpdmc.potentials import LinearPredictor, Logistic, Potential
-from fedpdmc.potentials.chebyshev import RateCurve, interpolant
+from fedpdmc.potentials.chebyshev import RateCurve
 from fedpdmc.potentials.dense_rates import (
     BLOCK,
     DEGREES,
@@ -45,15 +44,7 @@ from fedpdmc.potentials.dense_rates import (
 MOST_ADDED = 4.0
 
 
-class DenseWalk(eqx.Module):
-    """A walk at the end of a piece, which may be a candidate that waits for the records."""
-
-    walk: Walk
-    waiting: Bool[Array, " C"]
-    found: Found
-
-
-class DenseClock(Clock[DenseWalk]):
+class DenseClock(Clock[CandidateWalk]):
     """Reflections of records on a rotation, by curves of their rates that are renewed on every piece.
 
     Attributes
@@ -71,32 +62,26 @@ class DenseClock(Clock[DenseWalk]):
 
     @property
     def name(self) -> str:
-        """What reports call it."""
         return type(self.curves if isinstance(self.curves, ThirdOrder) else self).__name__
 
     @property
     def domain(self) -> str:
-        """How event times are drawn."""
         if isinstance(self.curves, ThirdOrder):
             return self.curves.domain
         return "a polynomial of time through all records with a proved error, then the records"
 
     def idle(self, chains):
-        """A walk that waits."""
-        zero, no = jnp.zeros(chains), jnp.zeros(chains, bool)
-        found = Found(zero, no, no, jnp.zeros(chains, int), zero, zero, zero, zero)
-        return DenseWalk(Walk.idle(self.dynamics, chains, self.dim), no, found)
+        return CandidateWalk.idle(self.dynamics, chains, self.dim)
 
     def restart(self, state, new, path):
-        """Start on new plans."""
-        return DenseWalk(state.walk.restart(new, path), state.waiting & ~new, state.found)
+        return state.restart(new, path)
 
     def step(self, state, path, keys):
         """One piece on every chain that does not wait, then the records where enough chains wait for them."""
         state = self._walked(state, path, keys)
-        return served(self.walk, state, path, lambda now: now.waiting, self._decided)
+        return served(self.decide, state, path)
 
-    def _walked(self, state: DenseWalk, path: Path, keys) -> DenseWalk:
+    def _walked(self, state: CandidateWalk, path: Path, keys) -> CandidateWalk:
         walk = state.walk
         a, v = path.state(self.dynamics, jnp.minimum(walk.segment, path.last), walk.offset)
         remaining = path.at(path.duration, walk.segment) - walk.offset
@@ -112,16 +97,9 @@ class DenseClock(Clock[DenseWalk]):
         ends = ~found.hit & ~found.cut & (found.time >= remaining)
         segment, offset, over = advance(path, walk.segment, walk.offset, found.time, ends)
         moved = walk.moved(path, segment, offset, over, jnp.zeros_like(walk.mark))
-        moved = eqx.tree_at(lambda w: w.passes, moved, moved.passes + self.curves.passes)
-        return keep_done(walk.done | state.waiting, state, DenseWalk(moved, found.hit & ~over, found))
-
-    def _decided(self, state: DenseWalk, path: Path) -> DenseWalk:
-        """The records at candidates: the rate in 64 bits, and the normal of the reflection."""
-        walk, found = state.walk, state.found
-        a, v = path.state(self.dynamics, walk.segment, walk.offset)
-        accepted, fault, normal = decide(self.potential.gradients(a), v, found)
-        decided = walk.decided(path, accepted, fault, normal)
-        return keep_done(~state.waiting, state, DenseWalk(decided, jnp.zeros_like(accepted), found))
+        moved = dataclasses.replace(moved, passes=moved.passes + self.curves.passes)
+        waits = CandidateWalk(moved, found.hit & ~over, found.ceiling, found.threshold, found.least, found.most)
+        return keep_done(walk.done | state.waiting, state, waits)
 
 
 def is_poor(curve: RateCurve):
@@ -157,96 +135,6 @@ def chosen(which: Bool[Array, " C"], one: Found, other: Found) -> Found:
     return Found(*(jnp.where(which, x, y) for x, y in zip(one, other, strict=True)))
 
 
-# Superposed candidates -------------------------------------------------------------------------------------------------
-
-
-# Cells of a piece, candidates that are examined on a piece, and uniforms for each of them.
-CELLS, CANDIDATES, DRAWN = 6, 3, 3
-
-
-class Found(NamedTuple):
-    """Where each chain's piece ends.
-
-    Attributes
-    ----------
-    time : (C,)
-        At the candidate that the piece ends with, or its length.
-    hit : (C,)
-        Whether the candidate was accepted or is to be decided by the records.
-    cut : (C,)
-        Whether the piece ends before its length at a candidate that was rejected.
-    site : (C,)
-        The site whose candidate it is.
-    ceiling, threshold, least, most : (C,)
-        The bound at the candidate, the level that the rate must exceed, and the squeeze of the rate.
-    """
-
-    time: Float[Array, " C"]
-    hit: Bool[Array, " C"]
-    cut: Bool[Array, " C"]
-    site: Int[Array, " C"]
-    ceiling: Float[Array, " C"]
-    threshold: Float[Array, " C"]
-    least: Float[Array, " C"]
-    most: Float[Array, " C"]
-
-
-class Ceilings(NamedTuple):
-    """The bounds of all sites on equal cells of a piece, and their integral over all sites up to the end of each cell."""
-
-    bounds: Float[Array, "J M C"]
-    integral: Float[Array, "J C"]
-    width: Float[Array, " C"]
-
-
-def first_candidate(curve: RateCurve, u: Float[Array, "n C"]) -> Found:
-    """The first candidate that the curves do not reject, of the first few; ``u``: ``CANDIDATES * DRAWN`` uniforms."""
-    length, bounds = curve.length, curve.ceilings(CELLS)
-    width = length / CELLS
-    ceilings = Ceilings(bounds, jnp.cumsum(jnp.sum(bounds, 1) * width, 0), width)
-    none = jnp.zeros(length.shape, bool)
-    zero = jnp.zeros_like(length)
-    found = Found(length, none, none, jnp.zeros(length.shape, int), zero, zero, zero, zero)
-    active, level = ~none, zero
-    for k in range(CANDIDATES):
-        chance = u[k * DRAWN : (k + 1) * DRAWN]
-        level = level + exponentials(chance[0])
-        here, over = _candidate(curve, ceilings, level, chance)
-        undecided = active & ~over & ~(here.threshold >= here.most)
-        found = Found(*(jnp.where(undecided, new, old) for new, old in zip(here, found, strict=True)))
-        active = active & ~over & ~undecided
-    return found._replace(time=jnp.where(active, here.time, found.time), cut=active)
-
-
-def _candidate(
-    curve: RateCurve, ceilings: Ceilings, level: Float[Array, " C"], chance: Float[Array, "n C"]
-) -> tuple[Found, Bool[Array, " C"]]:
-    """The candidate where the integral of the bounds is ``level``, and whether the piece ends before."""
-    bounds, integral, width = ceilings
-    passed = jnp.sum(integral <= level, 0)
-    over, cell = passed >= CELLS, jnp.minimum(passed, CELLS - 1)
-    here, before = bounds[0], jnp.zeros_like(level)
-    for j in range(1, CELLS):
-        here = jnp.where(cell == j, bounds[j], here)
-        before = jnp.where(cell == j, integral[j - 1], before)
-    total = jnp.sum(here, 0)
-    time = cell * width + jnp.minimum((level - before) / jnp.where(total > 0, total, 1.0), width)
-    site, ceiling, values, error = _owner(curve, here, chance[1] * total)
-    rate = interpolant(values, time / (CELLS * width))
-    hit = jnp.ones_like(over)
-    return Found(time, hit, ~hit, site, ceiling, chance[2] * ceiling, rate - error, rate + error), over
-
-
-def _owner(curve: RateCurve, bounds: Float[Array, "M C"], level: Float[Array, " C"]):
-    """The site to which a candidate belongs, its bound, the values of its curve and their error."""
-    sites = bounds.shape[0]
-    if sites == 1:
-        return jnp.zeros(level.shape, int), bounds[0], curve.values[0], curve.error[0]
-    site = jnp.minimum(jnp.sum(jnp.cumsum(bounds, 0) <= level, 0), sites - 1)
-    ceiling, error = (jnp.take_along_axis(x, site[None], 0)[0] for x in (bounds, curve.error))
-    return site, ceiling, jnp.take_along_axis(curve.values, site[None, None], 0)[0], error
-
-
 # Which dense clock, and what it costs ----------------------------------------------------------------------------------
 
 
@@ -261,37 +149,21 @@ STATES, RECORDS, RATES = 64, 256, 16
 
 
 class Prices(NamedTuple):
-    """Nanoseconds on one chain.
+    """Nanoseconds on one chain; where they are not given, as measured on one core of a server."""
 
-    Attributes
-    ----------
-    piece : float
-        Of a piece, apart from its records.
-    product, node, step, logistic : float
-        Of a record on a piece: for each parameter, for each node, for each node and degree, and for each node where the
-        logistic function is evaluated.
-    record, column, gradient : float
-        Of a gradient in 64 bits: for each record, for each record and parameter, and the rest.
-    time : float
-        Of a unit of process time of one site with any other clock, apart from gradients: plans, bounds, chains that wait.
-    """
-
-    piece: float
-    product: float
-    node: float
-    step: float
-    logistic: float
-    record: float
-    column: float
-    gradient: float
-    time: float
+    piece: float = 700.0  # of a piece, apart from its records
+    product: float = 0.05  # of a record on a piece, for each parameter
+    node: float = 0.12  # of a record on a piece, for each node
+    step: float = 0.03  # of a record on a piece, for each node and degree
+    logistic: float = 0.7  # of a record on a piece, for each node where the logistic function is evaluated
+    record: float = 2.5  # of a gradient in 64 bits, for each record
+    column: float = 0.13  # of a gradient in 64 bits, for each record and parameter
+    gradient: float = 8000.0  # of a gradient in 64 bits, the rest
+    time: float = 4000.0  # of a unit of process time of one site with another clock: plans, bounds, chains that wait
 
 
-# Measured on one core of a server, and on an H200 with thousands of chains.
-PRICES = {
-    "cpu": Prices(700.0, 0.05, 0.12, 0.03, 0.7, 2.5, 0.13, 8000.0, 4000.0),
-    "gpu": Prices(5.0, 1e-4, 5e-4, 2e-4, 2e-3, 0.01, 4e-4, 100.0, 1e5),
-}
+# An H200 with thousands of chains.
+ON_GPU = Prices(5.0, 1e-4, 5e-4, 2e-4, 2e-3, 0.01, 4e-4, 100.0, 1e5)
 
 
 class Setting(NamedTuple):
@@ -305,7 +177,7 @@ class Setting(NamedTuple):
 
 def prices() -> Prices:
     """Prices for the device that JAX uses."""
-    return PRICES["cpu" if jax.default_backend() == "cpu" else "gpu"]
+    return Prices() if jax.default_backend() == "cpu" else ON_GPU
 
 
 def gradient_price(potential: LinearPredictor) -> float:

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 
 from fedpdmc._jax.compilation import on_device
 from fedpdmc.dynamics import Dynamics
-from fedpdmc.potentials import Potential, Program, RateBound, Shared, Sum, records_of
+from fedpdmc.potentials import Potential, Program, RateBound, Sum, records_of
 from fedpdmc.potentials.base import ROTATION_REACH, Field
 from fedpdmc.potentials.chebyshev import bernstein_basis
 from fedpdmc.potentials.clipped_gradient_potential import ClippedRecords
@@ -102,6 +102,16 @@ def signed_rates(dynamics: Dynamics, gradient: Float[Array, "C d"], v: Float[Arr
     return v * gradient if dynamics.flips else jnp.sum(v * gradient, -1, keepdims=True)
 
 
+def exact_rates(
+    dynamics: Dynamics, potential: Potential, a: Float[Array, "C d"], v: Float[Array, "C d"]
+) -> tuple[Float[Array, "C d"], Float[Array, "C k"]]:
+    """The gradient and the signed rates; a program's reflections forward through it, as its bounds have them."""
+    gradient = potential.gradients(a)
+    if isinstance(potential, Program) and not dynamics.flips:
+        return gradient, potential.speeds(a, v)
+    return gradient, signed_rates(dynamics, gradient, v)
+
+
 def taylor(dynamics: Dynamics, field: Field, a: Float[Array, "C d"], v: Float[Array, "C d"]) -> RateBound:
     """Second-order Taylor bound of the signed rates, without slack.
 
@@ -145,19 +155,12 @@ def evaluate(dynamics: Dynamics, potential: Potential, a, v, ahead) -> Evaluatio
     """
     rotating, flips = dynamics.flow.rotating, dynamics.flips
     if isinstance(potential, ClippedRecords):
-        gradient = potential.gradients(a)
-        return Evaluation(gradient, signed_rates(dynamics, gradient, v), potential.bound(rotating, a, ahead))
+        return Evaluation(*exact_rates(dynamics, potential, a, v), potential.bound(rotating, a, ahead))
     if isinstance(potential, Program):
-        gradient = potential.gradients(a)
-        rates = signed_rates(dynamics, gradient, v) if flips else potential.speeds(a, v)
-        return Evaluation(gradient, rates, potential.bound(rotating, flips, a, ahead))
+        return Evaluation(*exact_rates(dynamics, potential, a, v), potential.bound(rotating, flips, a, ahead))
     if isinstance(potential, Sum) and any(isinstance(term, (Program, ClippedRecords)) for term in potential.terms):
         parts = [evaluate(dynamics, term, a, v, ahead) for term in potential.terms]
         return functools.reduce(_joined, parts)
-    if isinstance(potential, Shared) and isinstance(potential.records, Program):
-        part = potential.prior_field(rotating, flips, a, ahead)
-        prior = Evaluation(part.gradient, signed_rates(dynamics, part.gradient, v), certified(dynamics, part, a, ahead))
-        return _joined(evaluate(dynamics, potential.records, a, v, ahead), prior)
     field = potential.field(rotating, flips, a, ahead)
     return Evaluation(field.gradient, signed_rates(dynamics, field.gradient, v), certified(dynamics, field, a, ahead))
 

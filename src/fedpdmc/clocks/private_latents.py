@@ -27,6 +27,8 @@ two ways to the state at τ:
 
 from __future__ import annotations
 
+import dataclasses
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -49,15 +51,14 @@ from fedpdmc.clocks.base import (
     time_of,
     unit,
 )
+from fedpdmc.clocks.thinning import CANDIDATES, DRAWN, first_candidate
 from fedpdmc.dynamics import Dynamics
+from fedpdmc.potentials.base import PrivateRemainder
 from fedpdmc.potentials.chebyshev import RateCurve
-from fedpdmc.potentials.latent import PrivateRemainder
 from fedpdmc.potentials.random_effects_rates import POINTS
 
 # Rate of silent events.
 SILENT = 1.0
-# Parts of a cell, each with its own bound, and candidates that a step examines.
-PARTS, CANDIDATES = 8, 6
 # Silent events that a walk remembers, and the most latents of a site that does.
 HISTORY, MOST_REMEMBERED = 4, 32
 # Apart from the keys of arrivals: those of silent events, of the first one's time, and of the first latents.
@@ -121,12 +122,10 @@ class LatentClock(Clock[LatentWalk]):
 
     @property
     def name(self) -> str:
-        """What reports call it."""
         return type(self).__name__
 
     @property
     def domain(self) -> str:
-        """How event times are drawn, in words."""
         return "polynomials of time, bounded through complex times; private latents"
 
     @property
@@ -135,7 +134,6 @@ class LatentClock(Clock[LatentWalk]):
         return HISTORY if self.potential.latents <= MOST_REMEMBERED else 0
 
     def idle(self, chains):
-        """A walk that waits; its latents are drawn at the first plan."""
         zeta = jnp.full((chains, self.potential.latents), jnp.nan)
         walk = Walk.idle(self.dynamics, chains, self.dim)
         zeros, no = jnp.zeros(chains), jnp.zeros(chains, bool)
@@ -145,8 +143,7 @@ class LatentClock(Clock[LatentWalk]):
         )  # fmt: skip
 
     def restart(self, state, new, path):
-        """Start on new plans, from the settled latents."""
-        return eqx.tree_at(lambda s: (s.walk, s.new), state, (state.walk.restart(new, path), state.new | new))
+        return dataclasses.replace(state, walk=state.walk.restart(new, path), new=state.new | new)
 
     def _begun(self, state: LatentWalk, path: Path, keys: ChainKeys) -> LatentWalk:
         """On new plans: the settled latents, or standard normal ones before the first, and the first silent event."""
@@ -156,20 +153,17 @@ class LatentClock(Clock[LatentWalk]):
         )
         settled = jnp.where((first & state.new)[:, None], fresh, state.settled)
         wait = self._first_wait(path, keys)
-        new, no = state.new, jnp.zeros_like(state.new)
-        return eqx.tree_at(
-            lambda s: (s.settled, s.zeta, s.silent, s.times, s.count, s.new, s.waiting, s.due),
+        new = state.new
+        return dataclasses.replace(
             state,
-            (
-                settled,
-                jnp.where(new[:, None], settled, state.zeta),
-                jnp.where(new, wait, state.silent),
-                jnp.where(new[:, None], -1.0, state.times),
-                jnp.where(new, 0, state.count),
-                no,
-                state.waiting & ~new,
-                state.due & ~new,
-            ),
+            settled=settled,
+            zeta=jnp.where(new[:, None], settled, state.zeta),
+            silent=jnp.where(new, wait, state.silent),
+            times=jnp.where(new[:, None], -1.0, state.times),
+            count=jnp.where(new, 0, state.count),
+            new=jnp.zeros_like(new),
+            waiting=state.waiting & ~new,
+            due=state.due & ~new,
         )
 
     def first(self, number: Int[Array, " C"], keys: ChainKeys) -> Float[Array, "C k"]:
@@ -215,7 +209,7 @@ class LatentClock(Clock[LatentWalk]):
 
         start = (state.settled, self._first_wait(path, keys), jnp.zeros_like(state.count))
         zeta, _, _ = jax.lax.while_loop(due, event, start)
-        return eqx.tree_at(lambda s: s.settled, state, jnp.where(which[:, None], zeta, state.settled))
+        return dataclasses.replace(state, settled=jnp.where(which[:, None], zeta, state.settled))
 
     def cut(self, state: LatentWalk, elapsed: Float[Array, " C"], which: Bool[Array, " C"]) -> Float[Array, "C k"]:
         """The latents at time ``elapsed`` of a plan that was walked with a floor, on some chains; else the settled ones."""
@@ -245,23 +239,29 @@ class LatentClock(Clock[LatentWalk]):
         def search(rows):
             (a, v, zeta, room), (number, draws), keys = rows
             cell = self.potential.cell(a, v, zeta, room)
-            first = _candidate(cell, uniforms(keys, number, draws, 2 * CANDIDATES))
+            curve = RateCurve(cell.values[None], cell.error[None], cell.length)
+            first = first_candidate(curve, uniforms(keys, number, draws, CANDIDATES * DRAWN))
             finite = (cell.length > 0) & jnp.all(jnp.isfinite(cell.values + cell.error), 0) | (room <= 0)
-            return jnp.concatenate([first, jnp.stack([cell.length, cell.error, finite])]).T
+            squeezed = first.threshold, first.ceiling, first.least, first.most
+            return jnp.stack([*squeezed, first.time, first.hit, ~first.hit & ~first.cut, cell.length, finite], -1)
 
         room = jnp.minimum(remaining, before)
         rows = ((a, v, state.zeta, room), (path.number, walk.draws), keys)
-        threshold, ceiling, known, since, hit, whole, length, error, finite = in_turns(search, moving, rows, 9).T
+        found = in_turns(search, moving, rows, 9)
+        since, hit, whole, length, finite = found[:, 4:].T
         hit, whole, finite = hit > 0, whole > 0, finite > 0
         ends = whole & (length >= remaining)
         segment, offset, over = advance(path, walk.segment, walk.offset, since, ends)
         moved = walk.moved(path, segment, offset, over, walk.mark, jnp.where(finite, FINE, NOT_FINITE))
-        moved = eqx.tree_at(lambda w: w.passes, moved, moved.passes + POINTS)
+        moved = dataclasses.replace(moved, passes=moved.passes + POINTS)
         due = whole & (length >= before) & ~over
-        own = (keep_done(~moving, walk, moved), state.waiting | moving & hit & ~over & finite, state.due | moving & due)
-        squeezed = jnp.stack([threshold, ceiling, known - error, known + error], 1)
-        candidate = jnp.where(moving[:, None], squeezed, state.candidate)
-        return eqx.tree_at(lambda s: (s.walk, s.waiting, s.due, s.candidate), state, (*own, candidate))
+        return dataclasses.replace(
+            state,
+            walk=keep_done(~moving, walk, moved),
+            waiting=state.waiting | moving & hit & ~over & finite,
+            due=state.due | moving & due,
+            candidate=jnp.where(moving[:, None], found[:, :4], state.candidate),
+        )
 
     def _decided(self, state: LatentWalk, which: Bool[Array, " C"], path: Path, a, v) -> LatentWalk:
         """The exact rate at the candidates of these chains."""
@@ -271,24 +271,19 @@ class LatentClock(Clock[LatentWalk]):
         threshold, ceiling, least, most = state.candidate.T
         accepted, fault = accept(threshold, rate, ceiling, jnp.isfinite(rate), (least, most), which)
         decided = walk.decided(path, accepted, fault, unit(gradient))
-        return eqx.tree_at(
-            lambda s: (s.walk, s.waiting), state, (keep_done(~which, walk, decided), state.waiting & ~which)
-        )
+        return dataclasses.replace(state, walk=keep_done(~which, walk, decided), waiting=state.waiting & ~which)
 
     def _silenced(self, state: LatentWalk, which: Bool[Array, " C"], path: Path, keys: ChainKeys, a) -> LatentWalk:
         """Apply the silent events of these chains."""
         zeta, wait = self._moved(which, a, state.zeta, path, keys, state.count)
         silent = jnp.where(which, state.silent + wait, state.silent)
-        moved = eqx.tree_at(
-            lambda s: (s.zeta, s.silent, s.count, s.due), state, (zeta, silent, state.count + which, state.due & ~which)
-        )
+        moved = dataclasses.replace(state, zeta=zeta, silent=silent, count=state.count + which, due=state.due & ~which)
         if path.floor is None or not self.history:
             return moved
         times = jnp.concatenate([state.silent[:, None], state.times[:, :-1]], 1)
         before = jnp.concatenate([state.zeta[:, None], state.before[:, :-1]], 1)
-        return eqx.tree_at(
-            lambda s: (s.times, s.before), moved, keep_done(~which, (state.times, state.before), (times, before))
-        )
+        times, before = keep_done(~which, (state.times, state.before), (times, before))
+        return dataclasses.replace(moved, times=times, before=before)
 
 
 def _passed(state: LatentWalk, path: Path) -> LatentWalk:
@@ -297,43 +292,9 @@ def _passed(state: LatentWalk, path: Path) -> LatentWalk:
         return state
     walk = state.walk
     over = ~walk.done & (time_of(path, walk) > path.cap)
-    done, time = walk.done | over, jnp.where(over, path.horizon, walk.time)
-    return eqx.tree_at(lambda s: (s.walk.done, s.walk.time), state, (done, time))
+    ended = dataclasses.replace(walk, done=walk.done | over, time=jnp.where(over, path.horizon, walk.time))
+    return dataclasses.replace(state, walk=ended)
 
 
 def _moving(state: LatentWalk) -> Bool[Array, " C"]:
     return ~(state.walk.done | state.waiting | state.due)
-
-
-def _candidate(cell: RateCurve, u: Float[Array, "n C"]) -> Float[Array, "6 C"]:
-    """Where a cell is left: at the first candidate that the polynomial does not surely reject, or at its end.
-
-    Returns the level that the rate must exceed there, its bound, the polynomial, the time, whether a candidate is there, and
-    whether the cell was passed without one.
-
-    On each part of the cell ``p + error`` is at most the largest Bernstein coefficient plus the error. Candidates come at
-    that rate, constant on a part. Those with a threshold above ``p + error`` are rejected at once. After `CANDIDATES` of
-    them the cell ends at the last. All are drawn together: a loop over them would be many small kernels.
-    """
-    ceilings = cell.ceilings(PARTS)
-    part = cell.length / PARTS
-    hazard = _running_sums(ceilings * part)
-    waits, heights = jnp.moveaxis(u.reshape(CANDIDATES, 2, -1), 1, 0)
-    target = _running_sums(exponentials(waits))[1:]
-    inside = target < hazard[-1]
-    place = jnp.minimum(jnp.sum(hazard[1:, None] <= target, 0), PARTS - 1)
-    top, begun = (jnp.take_along_axis(table, place, 0) for table in (ceilings, hazard))
-    since = jnp.minimum(place * part + (target - begun) / jnp.where(top > 0, top, 1.0), cell.length)
-    since = jnp.where(inside, since, cell.length)
-    bar, known = heights * top, jax.vmap(cell.at)(since)
-    hit = inside & (bar <= known + cell.error)
-    # The first that is not rejected, or beyond the cell; the last if there is none.
-    first = jnp.argmax((hit | ~inside).at[-1].set(True), 0)
-    chosen = jnp.arange(CANDIDATES)[:, None] == first
-    return jnp.sum(jnp.where(chosen, jnp.stack([bar, top, known, since, hit, ~inside]), 0.0), 1)
-
-
-def _running_sums(x: Float[Array, "n C"]) -> Float[Array, "m C"]:
-    """The sums of the first none, one, two, … rows, in one kernel."""
-    n = x.shape[0]
-    return jnp.sum(jnp.where(np.tri(n + 1, n, -1, dtype=bool)[..., None], x, 0.0), 1)

@@ -1,11 +1,12 @@
-"""Poisson thinning: under affine bounds on cells, constants of segments, and polynomials of time on intervals."""
+"""Poisson thinning: under affine bounds on cells, constants of segments, polynomials of time, and guessed bounds."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple, TypeGuard
+from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -19,6 +20,7 @@ from fedpdmc.clocks.base import (
     FINE,
     NOT_FINITE,
     VIOLATED,
+    CandidateWalk,
     Clock,
     Path,
     Walk,
@@ -31,7 +33,7 @@ from fedpdmc.clocks.base import (
     served,
     unit,
 )
-from fedpdmc.clocks.closed_form import ClosedForm, affine_clocks, earliest
+from fedpdmc.clocks.closed_form import affine_clocks, earliest
 from fedpdmc.clocks.envelopes import (
     DRAW_WORK,
     INTERVAL_PRICE,
@@ -48,18 +50,8 @@ from fedpdmc.clocks.envelopes import (
 )
 from fedpdmc.dynamics import QUARTER, Dynamics
 from fedpdmc.errors import NoEnclosure
-from fedpdmc.potentials import (
-    BentSpreadPrior,
-    CubicRemainder,
-    LinearPredictor,
-    Logistic,
-    Poisson,
-    Potential,
-    Program,
-    Quadratic,
-    records_of,
-)
-from fedpdmc.potentials.chebyshev import RateCurve, chebyshev_nodes
+from fedpdmc.potentials import CubicRemainder, Potential, Program, Quadratic, records_of
+from fedpdmc.potentials.chebyshev import RateCurve, chebyshev_nodes, interpolant
 from fedpdmc.potentials.dense_rates import cosine_and_sine
 from fedpdmc.potentials.linear_predictor import ROOM, ULPS
 
@@ -102,26 +94,22 @@ class ThinnedClock(Clock[ThinnedWalk]):
     dynamics: Dynamics
 
     def idle(self, chains):
-        """A walk that waits."""
         no, zeros, wide = jnp.zeros(chains, bool), jnp.zeros(chains), jnp.zeros((chains, self.marks))
         nowhere = jnp.full((chains, self.dim), jnp.nan)
         walk, bound = Walk.idle(self.dynamics, chains, self.dim), RateBound(wide, wide, wide, zeros)
         return ThinnedWalk(walk, no, no, zeros, zeros, bound, nowhere, nowhere)
 
     def restart(self, state, new, path):
-        """Start on new plans; a chain whose plan starts at the anchor, velocity included, has its first pass already."""
         a, v = path.start[:, 0], path.velocity[:, 0]
         at_anchor = jnp.all((a == state.anchor_a) & (v == state.anchor_v), -1)
-        return eqx.tree_at(
-            lambda s: (s.walk, s.anchored, s.candidate),
-            state,
-            (state.walk.restart(new, path), jnp.where(new, at_anchor, state.anchored), state.candidate & ~new),
-        )
+        anchored = jnp.where(new, at_anchor, state.anchored)
+        walk, candidate = state.walk.restart(new, path), state.candidate & ~new
+        return dataclasses.replace(state, walk=walk, anchored=anchored, candidate=candidate)
 
     def step(self, state, path, keys):
         """Draw, then pass over the records; bounding a program costs so much that its chains are batched."""
         costly = any(isinstance(term, Program) for term in getattr(self.potential, "terms", (self.potential,)))
-        return in_lanes(self._advance, state, path, keys, fair=True) if costly else self._advance(state, path, keys)
+        return in_lanes(self._advance, state, path, keys) if costly else self._advance(state, path, keys)
 
     def _advance(self, state: ThinnedWalk, path: Path, keys) -> ThinnedWalk:
         state = draw(state, path, keys)
@@ -157,88 +145,11 @@ def draw(state: ThinnedWalk, path: Path, keys) -> ThinnedWalk:
     ceiling = pick_mark(bound.value + slope * wait[:, None], mark)
     step = jnp.where(hit, wait, cell)
     segment, offset, over = advance(path, walk.segment, walk.offset, step, ~hit & (cell >= remaining))
-    drawn = eqx.tree_at(
-        lambda s: (s.walk, s.anchored, s.candidate, s.ceiling, s.threshold),
-        state,
-        (walk.moved(path, segment, offset, over, mark), jnp.zeros_like(hit), hit, ceiling, u[-1] * ceiling),
-    )
+    drawn = dataclasses.replace(
+        state, walk=walk.moved(path, segment, offset, over, mark), anchored=jnp.zeros_like(hit), candidate=hit,
+        ceiling=ceiling, threshold=u[-1] * ceiling,
+    )  # fmt: skip
     return keep_done(walk.done | ~state.anchored, state, drawn)
-
-
-# Few records: a constant bound -----------------------------------------------------------------------------------------
-
-
-# Up to this many records it is best: priors of spreads have one or two.
-FEW_RECORDS = 3
-# Relative room for the rounding of a bound.
-CONSTANT_ROOM = 1 + 1e-9
-
-
-class ConstantClock(ClosedForm):
-    """``U(a) = Σ_j G_j(l_j·a)`` of few records, on rotations with reflections.
-
-    On a segment ``l_j·a(t) = p_j cos t + q_j sin t``, whose slope is at most ``A_j = √(p_j² + q_j²)``. So on a piece of
-    length h from where it is x_j, it stays within ``w_j = h A_j`` of it, and
-
-    ``v·∇U = Σ_j G_j'(l_j·a) (l_j·v) ≤ Σ_j A_j sup {|G_j'(x)| : |x − x_j| ≤ w_j}``,
-
-    a constant. A candidate is accepted with probability rate over constant. Nothing is kept between candidates: where other
-    clocks need fewer of them, this one is less to compile.
-    """
-
-    potential: LinearPredictor | BentSpreadPrior
-    dynamics: Dynamics
-
-    @property
-    def domain(self) -> str:
-        """How event times are drawn."""
-        return "constant bounds on pieces of the path"
-
-    def step(self, state, path, keys):
-        """One candidate, or the end of a piece."""
-        start, velocity = pick(path.start, state.segment), pick(path.velocity, state.segment)
-        p, q = self.potential.forms(start), self.potential.forms(velocity)
-        amplitude, remaining = jnp.sqrt(p * p + q * q), path.at(path.duration, state.segment) - state.offset
-
-        def at(time):
-            c, s = jnp.cos(time)[:, None], jnp.sin(time)[:, None]
-            return p * c + q * s, q * c - p * s
-
-        here, _ = at(state.offset)
-        piece = jnp.min(self.potential.widths(here) / jnp.maximum(amplitude, 1e-300), -1)
-        piece = jnp.minimum(piece, remaining)
-        tops = self.potential.largest_slopes(here, piece[:, None] * amplitude)
-        ceiling = CONSTANT_ROOM * jnp.sum(amplitude * tops, -1)
-        u = uniforms(keys, path.number, state.draws, 2)
-        wait = exponentials(u[0]) / jnp.maximum(ceiling, 1e-300)
-        hit = wait < piece
-        step = jnp.where(hit, wait, piece)
-        there, speed = at(state.offset + step)
-        slopes = self.potential.slopes(there)
-        rate = jnp.sum(slopes * speed, -1)
-        segment, offset, over = advance(path, state.segment, state.offset, step, ~hit & (piece >= remaining))
-        candidate = hit & ~over
-        accepted, fault = accept(u[1] * ceiling, rate, ceiling, jnp.isfinite(rate), candidate=candidate)
-        fault = jnp.where(jnp.isfinite(ceiling), fault, NOT_FINITE)
-        moved = state.moved(path, segment, offset, over, state.mark, fault)
-        time = jnp.where(accepted, path.at(path.begin, state.segment) + offset, path.horizon)
-        normal = jnp.where(accepted[:, None], unit(self.potential.gathered(slopes)), state.normal)
-        done = over | accepted | (fault != FINE)
-        new = eqx.tree_at(
-            lambda w: (w.done, w.rang, w.time, w.normal, w.passes), moved,
-            (done, accepted, time, normal, state.passes + 1),
-        )  # fmt: skip
-        return keep_done(state.done, state, new)
-
-
-def suits(potential: Potential, records: int, dynamics: Dynamics) -> TypeGuard[LinearPredictor | BentSpreadPrior]:
-    """Whether `ConstantClock` applies, and is best."""
-    if records > FEW_RECORDS or dynamics.flips or not dynamics.flow.rotating:
-        return False
-    if not isinstance(potential, LinearPredictor):
-        return isinstance(potential, BentSpreadPrior)
-    # Bounds of the Student-t loss are loose where its scale is small.
-    return isinstance(potential.loss, (Logistic, Poisson)) and not potential.diagonal
 
 
 # Thinning in stages ----------------------------------------------------------------------------------------------------
@@ -304,24 +215,16 @@ class Candidate(NamedTuple):
     level: Float[Array, " C"]
 
 
-class SegmentWalk(eqx.Module):
+class SegmentWalk(CandidateWalk):
     """A walk at a candidate that the envelope could not reject, or one that has yet to find such a candidate.
 
     Attributes
     ----------
     level : (C,)
         On rotations, the integral of the constant bounds up to the present position.
-    pending : (C,)
-        Whether the walk is at such a candidate, which the records have to decide.
-    ceiling, threshold : (C,)
-        The envelope's bound at the candidate, and the level that the rate must exceed for it to be accepted.
     """
 
-    walk: Walk
     level: Float[Array, " C"]
-    pending: Bool[Array, " C"]
-    ceiling: Float[Array, " C"]
-    threshold: Float[Array, " C"]
 
 
 class SegmentClock(Clock[SegmentWalk]):
@@ -338,15 +241,10 @@ class SegmentClock(Clock[SegmentWalk]):
     envelope: ThirdOrder
 
     def idle(self, chains):
-        """A walk that waits."""
-        zeros = jnp.zeros(chains)
-        walk = Walk.idle(self.dynamics, chains, self.dim)
-        return SegmentWalk(walk, zeros, jnp.zeros(chains, bool), zeros, zeros)
+        return SegmentWalk.idle(self.dynamics, chains, self.dim, squeezed=False, level=jnp.zeros(chains))
 
     def restart(self, state, new, path):
-        """Start on new plans."""
-        walk, level = state.walk.restart(new, path), jnp.where(new, 0.0, state.level)
-        return SegmentWalk(walk, level, state.pending & ~new, state.ceiling, state.threshold)
+        return dataclasses.replace(state.restart(new, path), level=jnp.where(new, 0.0, state.level))
 
     def step(self, state, path, keys):
         """Search for candidates on some chains until most of them have one or are done; then one pass over the records.
@@ -367,7 +265,7 @@ class SegmentClock(Clock[SegmentWalk]):
 
         def searching(carry):
             evaluations, now = carry
-            without, waiting = jnp.sum(~(now.walk.done | now.pending)), jnp.sum(now.pending)
+            without, waiting = jnp.sum(~(now.walk.done | now.waiting)), jnp.sum(now.waiting)
             return (evaluations < MOST_EVALUATIONS) & (without > 0) & (not cheap or 3 * without >= waiting)
 
         def evaluate(carry):
@@ -375,7 +273,7 @@ class SegmentClock(Clock[SegmentWalk]):
             return evaluations + 1, self._evaluate(now, path, hazard, keys)
 
         _, state = jax.lax.while_loop(searching, evaluate, evaluate((jnp.array(0), state)))
-        return self._inspect(state, path)
+        return self.decide(state, path)
 
     def _evaluate(self, state: SegmentWalk, path: Path, hazard: Hazard | None, keys) -> SegmentWalk:
         """One candidate of the constant bounds, thinned by the envelope."""
@@ -392,9 +290,9 @@ class SegmentClock(Clock[SegmentWalk]):
         fault = jnp.where(hit & ~(bound <= constant), jnp.where(jnp.isfinite(bound), VIOLATED, NOT_FINITE), FINE)
         fault = jnp.where(jnp.isfinite(total[:, -1]) | found.over, fault, NOT_FINITE)
         moved = walk.moved(path, found.segment, found.offset, found.over, mark, fault)
-        pending = hit & (u[2] * constant < bound) & (fault == FINE)
-        new = SegmentWalk(moved, found.level, pending, bound, u[3] * bound)
-        return keep_done(walk.done | state.pending, state, new)
+        waiting = hit & (u[2] * constant < bound) & (fault == FINE)
+        new = SegmentWalk(moved, waiting, bound, u[3] * bound, None, None, found.level)
+        return keep_done(walk.done | state.waiting, state, new)
 
     def _on_line(self, walk: Walk, path: Path, level) -> Candidate:
         """The next candidate of a cell of the present segment, or the end of the cell."""
@@ -418,17 +316,6 @@ class SegmentClock(Clock[SegmentWalk]):
         rates, _ = self.envelope.constants(self.dynamics, start, velocity, offset)
         hit = ~over & (offset <= pick(path.duration, within))
         return Candidate(segment, offset, hit, over, rates, pick(hazard.rate, within), level)
-
-    def _inspect(self, state: SegmentWalk, path: Path) -> SegmentWalk:
-        """One pass: the rate at the candidates."""
-        walk = state.walk
-        a, v = path.state(self.dynamics, walk.segment, walk.offset)
-        gradient = self.potential.gradients(a)
-        rate = pick_mark(signed_rates(self.dynamics, gradient, v), walk.mark)
-        accepted, fault = accept(state.threshold, rate, state.ceiling, jnp.isfinite(rate))
-        decided = walk.decided(path, accepted, fault, None if self.dynamics.flips else unit(gradient))
-        new = SegmentWalk(decided, state.level, jnp.zeros_like(accepted), state.ceiling, state.threshold)
-        return keep_done(walk.done | ~state.pending, state, new)
 
 
 # The remainder of third order ------------------------------------------------------------------------------------------
@@ -663,7 +550,7 @@ AIM, LEAST_CUT, MOST_CUT, SHORTEST = 0.1, 0.7, 0.1, 1e-12
 class IntervalRates(eqx.Module):
     """The signed rates on an interval: polynomials of ``τ = 2s/length − 1``, their error, and affine bounds of them in s.
 
-    In columns, one for each chain; in rows where some chains are picked out.
+    In columns, one for each chain.
     """
 
     parts: tuple[Float[Array, ...], ...]
@@ -690,30 +577,24 @@ class IntervalWalk(eqx.Module):
 
     Attributes
     ----------
+    candidate : CandidateWalk
     rates : IntervalRates
-        In columns, one for each chain; in rows as `_turned` has it.
     known : (C,)
         Whether ``rates`` hold at the present position, ``since`` after their start.
-    waiting : (C,)
-        Whether the walk is at a candidate that the program has to decide.
     length : (C,)
         The interval to try next.
-    ceiling, threshold : (C,)
-        The bound at the candidate, and the level that the rate must exceed for it to be accepted.
-    least, most : (C,)
-        The polynomial's squeeze of the candidate's rate.
     """
 
-    walk: Walk
+    candidate: CandidateWalk
     rates: IntervalRates
     since: Float[Array, " C"]
     known: Bool[Array, " C"]
-    waiting: Bool[Array, " C"]
     length: Float[Array, " C"]
-    ceiling: Float[Array, " C"]
-    threshold: Float[Array, " C"]
-    least: Float[Array, " C"]
-    most: Float[Array, " C"]
+
+    @property
+    def walk(self) -> Walk:
+        """The walk itself."""
+        return self.candidate.walk
 
 
 class IntervalClock(Clock[IntervalWalk]):
@@ -730,30 +611,20 @@ class IntervalClock(Clock[IntervalWalk]):
     envelope: TimePolynomial
 
     def idle(self, chains):
-        """A walk that waits."""
         no, zeros, wide = jnp.zeros(chains, bool), jnp.zeros(chains), jnp.zeros((self.marks, chains))
         rates = IntervalRates((wide,) * (self.envelope.order + 1), wide, wide, wide, zeros)
-        walk = Walk.idle(self.dynamics, chains, self.dim)
-        return IntervalWalk(walk, rates, zeros, no, no, zeros, zeros, zeros, zeros, zeros)
+        return IntervalWalk(CandidateWalk.idle(self.dynamics, chains, self.dim), rates, zeros, no, zeros)
 
     def restart(self, state, new, path):
-        """Start on new plans."""
-        return eqx.tree_at(
-            lambda s: (s.walk, s.known, s.waiting, s.length),
-            state,
-            (
-                state.walk.restart(new, path),
-                state.known & ~new,
-                state.waiting & ~new,
-                jnp.where(new, self.envelope.usual, state.length),
-            ),
-        )
+        length = jnp.where(new, self.envelope.usual, state.length)
+        candidate, known = state.candidate.restart(new, path), state.known & ~new
+        return dataclasses.replace(state, candidate=candidate, known=known, length=length)
 
     def step(self, state, path, keys):
         """Bound the rates on an interval where they are not known, draw, and ask the program where enough chains wait."""
         state = self._surveyed(state, path)
         state = self._drawn(state, path, keys)
-        return served(self.walk, state, path, lambda now: now.waiting, self._decided, _turned)
+        return dataclasses.replace(state, candidate=served(self.decide, state.candidate, path))
 
     def _surveyed(self, state: IntervalWalk, path: Path) -> IntervalWalk:
         """The rates where they are not known, or a shorter interval to try."""
@@ -764,13 +635,10 @@ class IntervalClock(Clock[IntervalWalk]):
         cut = jnp.clip((AIM / added) ** (1 / (self.envelope.order + 2)), MOST_CUT, LEAST_CUT)
         length = jnp.where(good, usual, state.length * jnp.where(jnp.isfinite(added), cut, MOST_CUT))
         lost = ~good & (length < SHORTEST * usual)
-        stopped = eqx.tree_at(lambda w: (w.done, w.fault), walk, (lost, jnp.where(lost, NOT_FINITE, FINE)))
-        new = eqx.tree_at(
-            lambda s: (s.walk, s.rates, s.since, s.known, s.length),
-            state,
-            (stopped, rates, jnp.zeros_like(added), good, length),
-        )
-        return _kept(walk.done | state.known | state.waiting, state, new)
+        stopped = dataclasses.replace(walk, done=lost, fault=jnp.where(lost, NOT_FINITE, FINE))
+        candidate = dataclasses.replace(state.candidate, walk=stopped)
+        new = IntervalWalk(candidate, rates, jnp.zeros_like(added), good, length)
+        return _kept(walk.done | state.known | state.candidate.waiting, state, new)
 
     def _drawn(self, state: IntervalWalk, path: Path, keys) -> IntervalWalk:
         """The first candidate of the bounds, decided if the polynomial can, or the end of the interval."""
@@ -794,28 +662,10 @@ class IntervalClock(Clock[IntervalWalk]):
         moved = walk.moved(path, segment, offset, over, mark, fault)
         accepted = hit & sure & ~waiting
         time = jnp.where(accepted, path.at(path.begin, walk.segment) + offset, moved.time)
-        moved = eqx.tree_at(lambda w: (w.done, w.rang, w.time), moved, (moved.done | accepted, accepted, time))
-        drawn = IntervalWalk(
-            moved, rates, since, hit, waiting & ~over, state.length, ceiling, threshold, least, most
-        )  # fmt: skip
-        return _kept(walk.done | ~state.known | state.waiting, state, drawn)
-
-    def _decided(self, state: IntervalWalk, path: Path) -> IntervalWalk:
-        """The program at candidates."""
-        walk, flips = state.walk, self.dynamics.flips
-        a, v = path.state(self.dynamics, walk.segment, walk.offset)
-        gradient = self.potential.gradients(a)
-        rates = signed_rates(self.dynamics, gradient, v) if flips else self.potential.speeds(a, v)
-        finite = jnp.all(jnp.isfinite(gradient), -1)
-        squeeze = state.least, state.most
-        accepted, fault = accept(state.threshold, pick_mark(rates, walk.mark), state.ceiling, finite, squeeze)
-        decided = walk.decided(path, accepted, fault, None if flips else unit(gradient))
-        new = eqx.tree_at(lambda s: (s.walk, s.waiting), state, (decided, jnp.zeros_like(accepted)))
-        return keep_done(~state.waiting, state, new)
-
-
-def _turned(state: IntervalWalk) -> IntervalWalk:
-    return eqx.tree_at(lambda s: s.rates, state, jax.tree.map(jnp.transpose, state.rates))
+        moved = dataclasses.replace(moved, done=moved.done | accepted, rang=accepted, time=time)
+        candidate = CandidateWalk(moved, waiting & ~over, ceiling, threshold, least, most)
+        drawn = IntervalWalk(candidate, rates, since, hit, state.length)
+        return _kept(walk.done | ~state.known | state.candidate.waiting, state, drawn)
 
 
 def _kept(done: Bool[Array, " C"], old: IntervalWalk, new: IntervalWalk) -> IntervalWalk:
@@ -823,8 +673,8 @@ def _kept(done: Bool[Array, " C"], old: IntervalWalk, new: IntervalWalk) -> Inte
     rates = old.rates
     if new.rates is not rates:
         rates = jax.tree.map(lambda before, after: jnp.where(done, before, after), rates, new.rates)
-    rest = keep_done(done, *(eqx.tree_at(lambda s: s.rates, state, None) for state in (old, new)))
-    return eqx.tree_at(lambda s: s.rates, rest, rates, is_leaf=lambda x: x is None)
+    rest = keep_done(done, *(dataclasses.replace(state, rates=None) for state in (old, new)))
+    return dataclasses.replace(rest, rates=rates)
 
 
 # Polynomials of time ---------------------------------------------------------------------------------------------------
@@ -961,3 +811,190 @@ def _tried(program: Potential, dynamics: Dynamics, a, v, envelope: TimePolynomia
     rates, added = envelope.rates(program, dynamics, a, v, h)
     reach = jnp.where(added <= MOST_ADDED, reach_of(rates.value.T, rates.slope.T, h), 0.0)
     return Tried(reach, jnp.max(rates.error, 0) / size, jnp.max(jnp.abs(rates.parts[0]), 0) / size)
+
+
+# Superposed candidates -------------------------------------------------------------------------------------------------
+
+
+# Cells of a piece, candidates that are examined on a piece, and uniforms for each of them.
+CELLS, CANDIDATES, DRAWN = 6, 3, 3
+
+
+class Found(NamedTuple):
+    """Where each chain's piece ends.
+
+    Attributes
+    ----------
+    time : (C,)
+        At the candidate that the piece ends with, or its length.
+    hit : (C,)
+        Whether the candidate was accepted or is to be decided by the records.
+    cut : (C,)
+        Whether the piece ends before its length at a candidate that was rejected.
+    site : (C,)
+        The site whose candidate it is.
+    ceiling, threshold, least, most : (C,)
+        The bound at the candidate, the level that the rate must exceed, and the squeeze of the rate.
+    """
+
+    time: Float[Array, " C"]
+    hit: Bool[Array, " C"]
+    cut: Bool[Array, " C"]
+    site: Int[Array, " C"]
+    ceiling: Float[Array, " C"]
+    threshold: Float[Array, " C"]
+    least: Float[Array, " C"]
+    most: Float[Array, " C"]
+
+
+class Ceilings(NamedTuple):
+    """Bounds of rates, of sites or of marks, on equal cells of a piece, and their integral up to the end of each cell."""
+
+    bounds: Float[Array, "J M C"]
+    integral: Float[Array, "J C"]
+    width: Float[Array, " C"]
+
+    @classmethod
+    def of(cls, bounds: Float[Array, "J M C"], length: Float[Array, " C"]) -> Ceilings:
+        """On pieces of these lengths."""
+        width = length / bounds.shape[0]
+        return cls(bounds, jnp.cumsum(jnp.sum(bounds, 1) * width, 0), width)
+
+    def point(self, level: Float[Array, " C"], chance: Float[Array, " C"]) -> Point:
+        """Where the integral is ``level``, and which of the bounds it belongs to."""
+        cells, marks = self.bounds.shape[:2]
+        passed = jnp.sum(self.integral <= level, 0)
+        cell = jnp.minimum(passed, cells - 1)
+        here, before = self.bounds[0], jnp.zeros_like(level)
+        for j in range(1, cells):
+            here = jnp.where(cell == j, self.bounds[j], here)
+            before = jnp.where(cell == j, self.integral[j - 1], before)
+        total = jnp.sum(here, 0)
+        time = cell * self.width + jnp.minimum((level - before) / jnp.where(total > 0, total, 1.0), self.width)
+        if marks == 1:
+            return Point(time, jnp.zeros(level.shape, int), here[0], passed >= cells)
+        mark = jnp.minimum(jnp.sum(jnp.cumsum(here, 0) <= chance * total, 0), marks - 1)
+        return Point(time, mark, jnp.take_along_axis(here, mark[None], 0)[0], passed >= cells)
+
+
+class Point(NamedTuple):
+    """A point below `Ceilings`: its time, whose bound it is below, that bound, and whether the piece ends before."""
+
+    time: Float[Array, " C"]
+    mark: Int[Array, " C"]
+    ceiling: Float[Array, " C"]
+    over: Bool[Array, " C"]
+
+
+def first_candidate(curve: RateCurve, u: Float[Array, "n C"]) -> Found:
+    """The first candidate that the curves do not reject, of the first few; ``u``: ``CANDIDATES * DRAWN`` uniforms."""
+    length, ceilings = curve.length, Ceilings.of(curve.ceilings(CELLS), curve.length)
+    none = jnp.zeros(length.shape, bool)
+    zero = jnp.zeros_like(length)
+    found = Found(length, none, none, jnp.zeros(length.shape, int), zero, zero, zero, zero)
+    active, level = ~none, zero
+    for k in range(CANDIDATES):
+        chance = u[k * DRAWN : (k + 1) * DRAWN]
+        level = level + exponentials(chance[0])
+        time, site, ceiling, over = ceilings.point(level, chance[1])
+        values, error = curve.of(site)
+        rate, threshold = interpolant(values, time / (CELLS * ceilings.width)), chance[2] * ceiling
+        undecided = active & ~over & ~(threshold >= rate + error)
+        here = Found(time, ~none, none, site, ceiling, threshold, rate - error, rate + error)
+        found = Found(*(jnp.where(undecided, new, old) for new, old in zip(here, found, strict=True)))
+        active = active & ~over & ~undecided
+    return found._replace(time=jnp.where(active, time, found.time), cut=active)
+
+
+# Bounds that are guessed ----------------------------------------------------------------------------------------------
+
+
+# Pieces of a cell, and the part of its range on a piece by which the guess is raised.
+PIECES = 4
+MARGIN = 0.1
+# The longest cell on a line (in whitened units of length at speed one) and on a rotation (radians).
+LONGEST_LINE, LONGEST_TURN = 1.0, 0.5
+
+
+class AdaptiveWalk(eqx.Module):
+    """A walk, and how often a rate was seen above its bound, over all plans."""
+
+    walk: Walk
+    violations: Int[Array, " C"]
+
+
+class AdaptiveClock(Clock[AdaptiveWalk]):
+    """Any potential with a gradient; not certified.
+
+    The length of a cell follows the slope of the rates where it starts. Rates and slopes are evaluated on a grid of the
+    cell. On each piece the bound is the larger end, or where the tangents of both ends meet if the rate rises at the left
+    and falls at the right, and a margin: valid for rates that are monotone, convex or concave on a piece, otherwise a guess.
+    Where a rate at a candidate exceeds its bound the candidate is accepted and counted; the law of the time is then wrong.
+    """
+
+    potential: Potential
+    dynamics: Dynamics
+
+    @property
+    def domain(self) -> str:
+        return "bounds guessed on a grid: nothing is proved"
+
+    def idle(self, chains):
+        return AdaptiveWalk(Walk.idle(self.dynamics, chains, self.dim), jnp.zeros(chains, int))
+
+    def restart(self, state, new, path):
+        return AdaptiveWalk(state.walk.restart(new, path), state.violations)
+
+    def violations(self, state):
+        return state.violations
+
+    def step(self, state, path, keys):
+        walk = state.walk
+        a, v = path.state(self.dynamics, walk.segment, walk.offset)
+        remaining = path.at(path.duration, walk.segment) - walk.offset
+        tops, cell = self._guess(a, v, remaining)
+        u = uniforms(keys, path.number, walk.draws, 3)
+        wait, mark, ceiling, over = Ceilings.of(jnp.swapaxes(tops, 1, 2), cell).point(exponentials(u[0]), u[1])
+        hit = ~over
+        there, velocity = self.dynamics.flow.move(a, v, jnp.where(hit, wait, 0.0))
+        gradient = self.potential.gradients(there)
+        rate = jnp.take_along_axis(signed_rates(self.dynamics, gradient, velocity), mark[:, None], -1)[:, 0]
+        broken = ~jnp.isfinite(jnp.sum(tops, (0, 2))) | ~jnp.isfinite(rate)
+        accepted = hit & (u[2] * ceiling < rate) & ~broken
+        normal = None if self.dynamics.flips else jnp.where(accepted[:, None], unit(gradient), walk.normal)
+        step, ends = jnp.where(hit, wait, cell), ~hit & (cell >= remaining)
+        moved = walk.drawn(path, step, ends, accepted, mark, broken, normal, PIECES + 2)
+        new = AdaptiveWalk(moved, state.violations + (hit & (rate > ceiling)))
+        return keep_done(walk.done, state, new)
+
+    def _guess(
+        self, a: Float[Array, "C d"], v: Float[Array, "C d"], remaining: Float[Array, " C"]
+    ) -> tuple[Float[Array, "pieces C k"], Float[Array, " C"]]:
+        """A bound for each piece of a cell, and the cell's length."""
+
+        def rates(s):
+            there, velocity = self.dynamics.flow.move(a, v, s)
+            return signed_rates(self.dynamics, self.potential.gradients(there), velocity)
+
+        def rates_at(s):
+            return jax.jvp(rates, (s,), (jnp.ones_like(s),))
+
+        first = rates_at(jnp.zeros_like(remaining))
+        longest = LONGEST_TURN if self.dynamics.flow.rotating else LONGEST_LINE
+        steepest = jnp.sum(jnp.abs(first[1]), -1)
+        cell = jnp.minimum(remaining, jnp.minimum(longest, 1 / jnp.sqrt(jnp.maximum(steepest, 1e-300))))
+        times = cell * (jnp.arange(1, PIECES + 1) / PIECES)[:, None]
+        rest = jax.vmap(rates_at)(times)
+        value, slope = (jnp.concatenate([one[None], more]) for one, more in zip(first, rest, strict=True))
+        return piece_tops(value, slope, (cell / PIECES)[:, None]), cell
+
+
+def piece_tops(
+    value: Float[Array, "nodes C k"], slope: Float[Array, "nodes C k"], width: Float[Array, "C 1"]
+) -> Float[Array, "pieces C k"]:
+    """A guess of the largest positive part on each piece between nodes, from values and slopes at its ends."""
+    left, right, rise, fall = value[:-1], value[1:], slope[:-1], slope[1:]
+    hump = (rise > 0) & (fall < 0)
+    meet = jnp.clip((right - left - fall * width) / jnp.where(hump, rise - fall, 1.0), 0.0, width)
+    top = jnp.maximum(jnp.maximum(left, right), jnp.where(hump, left + rise * meet, -jnp.inf))
+    return jnp.maximum(top + MARGIN * (top - jnp.minimum(left, right)), 0.0)

@@ -335,7 +335,7 @@ def _method(study: Study, opening: messages.Open, seed: int) -> Method:
         public = public_potential((), prior, {}, reference, dynamics)
     elif not dynamics.flow.rotating:
         # The reference is the Gaussian of prior and control variates together.
-        public = Quadratic(jnp.eye(reference.dim), jnp.zeros(reference.dim)).separated()
+        public = Quadratic(jnp.eye(reference.dim), jnp.zeros(reference.dim))
     return Method(
         sites=(), dim=reference.dim, prior=prior, prior_at="coordinator", dynamics=dynamics, reference=reference,
         reference_name=study.reference, control={}, control_name=study.control, chains=opening.chains,

@@ -13,7 +13,6 @@ import numpy as np
 from fedpdmc._jax.compilation import once
 from fedpdmc.clocks import AdaptiveClock, Clock, ClockChoice, LatentClock
 from fedpdmc.clocks.choose import choose
-from fedpdmc.clocks.thinning import FEW_RECORDS, ConstantClock, suits
 from fedpdmc.console.warnings import warn
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.errors import Discontinuous, InputError
@@ -25,15 +24,15 @@ from fedpdmc.potentials import (
     LinearPredictor,
     LinearUnknownScale,
     Potential,
+    PriorShare,
     Program,
     Quadratic,
     RandomEffects,
-    Shared,
     Sum,
     bare,
     local_quadratic,
 )
-from fedpdmc.potentials.latent import NEEDS_ROTATION
+from fedpdmc.potentials.base import NEEDS_ROTATION
 from fedpdmc.potentials.padding import bucket
 from fedpdmc.whitening import Reference
 
@@ -47,6 +46,7 @@ LOOSE_REMEDY = (
     "differences. Use fewer steps or places, more noise on the diagonal of a kernel, or parameters on a scale on which "
     "the posterior is nearly Gaussian. bounds='adaptive' needs no proved bounds and is not certified."
 )
+FEW_RECORDS = 3  # that are not expanded: second-order bounds of so few cost less than tensors take to make
 SAME = 1e-12  # relative difference of two quadratics that are equal up to rounding
 
 P = TypeVar("P", bound=Potential)
@@ -113,8 +113,6 @@ def choose_clock(site: Site, opening: Opening, whitened: Potential | None = None
     whitened = walked_potential(site, opening) if whitened is None else whitened
     if opening.adaptive and site.model is not None:
         return ClockChoice(AdaptiveClock(whitened, opening.dynamics), "bounds='adaptive'", {})
-    if suits(whitened, site.records, opening.dynamics):
-        return ClockChoice(ConstantClock(whitened, opening.dynamics), "few records", {})
     choice = choose(whitened, opening.dynamics, _center(site, opening), site.name)
     # A unit of process time is about one standard deviation only for a reference computed from the sites' derivatives.
     if isinstance(site.potential, Program) and opening.control is not None:
@@ -128,7 +126,7 @@ def walked_potential(site: Site, opening: Opening) -> Potential:
     whitened = in_coordinates(_remainder(padded_potential(site.potential), opening.control, share), site, opening)
     if not opening.redistributed or opening.prior_share is None:
         return whitened
-    return Shared(whitened, whiten(opening.prior_share, opening.reference, None))
+    return Sum((whitened, PriorShare(whiten(opening.prior_share, opening.reference, None))))
 
 
 def sums_over_records(sites: Sequence[Site], openings: Sequence[Opening]) -> list[LinearPredictor]:
@@ -163,9 +161,7 @@ def _latent_clock(site: Site, potential: LatentPotential, opening: Opening) -> L
     dynamics, reference = opening.dynamics, opening.reference
     if dynamics.flips or not dynamics.flow.rotating:
         raise InputError("dynamics", repr(dynamics), NEEDS_ROTATION)
-    rows, center = reference.matrix, reference.center
-    if site.coordinates is not None:
-        rows, center = rows[site.coordinates], center[site.coordinates]
+    rows, center = reference.rows_of(site.coordinates)
     control = None if opening.control is None else opening.control.quadratic
     if opening.prior_share is not None:
         raise InputError("prior_at", "'sites' with private latents", "Use prior_at='coordinator' or 'extra'.")

@@ -1,14 +1,13 @@
 """Potentials: what is sampled."""
 
-from fedpdmc.potentials.base import Field, Potential, RateBound, Sum
+from fedpdmc.potentials.base import Field, LatentPotential, Potential, RateBound, Sum
 from fedpdmc.potentials.bent_spread_prior import BentSpreadPrior, ScaleLaw, ScaleMixture
 from fedpdmc.potentials.jax_function import Program
-from fedpdmc.potentials.latent import LatentPotential
 from fedpdmc.potentials.latent_program import LatentProgram
 from fedpdmc.potentials.linear_predictor import (
     CubicRemainder,
     LinearPredictor,
-    Shared,
+    PriorShare,
     beside_taylor,
     cubic_remainder,
     records_of,
@@ -21,6 +20,6 @@ from fedpdmc.potentials.unknown_scale import LinearUnknownScale
 __all__ = [
     "BentSpreadPrior", "ControlVariate", "CubicRemainder", "Field", "GaussianRecords", "LatentPotential",
     "LatentProgram", "LinearPredictor", "LinearUnknownScale", "Logistic", "Loss", "Poisson", "Potential", "Program",
-    "Quadratic", "RandomEffects", "RateBound", "ScaleLaw", "ScaleMixture", "Shared", "StudentT", "Sum", "bare",
+    "PriorShare", "Quadratic", "RandomEffects", "RateBound", "ScaleLaw", "ScaleMixture", "StudentT", "Sum", "bare",
     "beside_taylor", "cubic_remainder", "records_of", "local_quadratic",
 ]  # fmt: skip

@@ -6,7 +6,9 @@ import abc
 import functools
 import itertools
 import math
-from typing import NamedTuple, TypeVar
+import operator
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import equinox as eqx
 import jax
@@ -15,6 +17,10 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from fedpdmc.whitening import Reference
+
+if TYPE_CHECKING:
+    from fedpdmc.potentials.chebyshev import RateCurve
+    from fedpdmc.potentials.quadratic import Quadratic
 
 P = TypeVar("P", bound="Potential")
 
@@ -37,13 +43,7 @@ class Field(NamedTuple):
     slack: Float[Array, " C"]
 
     def __add__(self, other: Field) -> Field:  # type: ignore[override]
-        return Field(
-            self.gradient + other.gradient,
-            self.slope + other.slope,
-            self.curve + other.curve,
-            jnp.minimum(self.reach, other.reach),
-            self.slack + other.slack,
-        )
+        return _added(self, other)
 
 
 class RateBound(NamedTuple):
@@ -58,12 +58,13 @@ class RateBound(NamedTuple):
     reach: Float[Array, "*C"]
 
     def __add__(self, other: RateBound) -> RateBound:  # type: ignore[override]
-        return RateBound(
-            self.value + other.value,
-            self.slope + other.slope,
-            self.curve + other.curve,
-            jnp.minimum(self.reach, other.reach),
-        )
+        return _added(self, other)
+
+
+def _added(one: Any, other: Any) -> Any:
+    """Sums of all that is known, as far as both are."""
+    pairs = zip(one._fields, one, other, strict=True)
+    return type(one)(*(jnp.minimum(x, y) if name == "reach" else x + y for name, x, y in pairs))
 
 
 class Potential(eqx.Module):
@@ -74,17 +75,20 @@ class Potential(eqx.Module):
     def dim(self) -> int:
         """Number of parameters."""
 
-    @abc.abstractmethod
     def value(self, x: Float[Array, " d"]) -> Float[Array, ""]:
-        """``U(x)``."""
+        """``U(x)``, where it is a function of x alone."""
+        raise self._refusal("a value")
 
-    @abc.abstractmethod
     def whiten(self, reference: Reference, columns: Array | None) -> Potential:
         """The same potential as a function of ``a``, with ``x[columns] = (c + S a)[columns]`` its own arguments."""
+        raise self._refusal("whitening")
 
-    @abc.abstractmethod
     def field(self, rotating: bool, flips: bool, a: Float[Array, "C d"], v: Float[Array, "C d"]) -> Field:
         """Gradient and certified enclosure of its change from ``(a, v)`` along a linear or a rotating path."""
+        raise self._refusal("bounds from its derivatives alone")
+
+    def _refusal(self, what: str) -> TypeError:
+        return TypeError(f"{type(self).__name__} has no {what}: it walks with a clock of its own")
 
     def gradient(self, x: Float[Array, " d"]) -> Float[Array, " d"]:
         """``∇U(x)``."""
@@ -112,15 +116,12 @@ class Potential(eqx.Module):
         start = jnp.zeros(()), jnp.zeros_like(x), jnp.zeros_like(spread)
         return jax.lax.scan(add, start, (points, weights))[0]
 
-    def flip_rates(
-        self, a: Float[Array, "d C"], v: Float[Array, "d C"]
-    ) -> tuple[Float[Array, "d C"], Float[Array, "d C"]]:
-        """Signed rates of flips and their slopes at the start of a line, with the chains along the last axis."""
-        field = self.field(False, True, a.T, v.T)
-        return v * field.gradient.T, v * field.slope.T
-
     def stripped(self: P) -> P:
         """The potential reduced to its numbers, so that equal potentials share compiled code."""
+        return self
+
+    def with_share(self, share: Float[Array, " C"]) -> Potential:
+        """The same with these parts of a redistributed prior, one for each chain; itself where it holds none."""
         return self
 
     def affine(self, rotating: bool) -> bool:
@@ -135,44 +136,108 @@ class Sum(Potential):
 
     @property
     def dim(self) -> int:
-        """Number of parameters."""
         return self.terms[0].dim
 
+    def _total(self, of_term: Callable[[Potential], Any]) -> Any:
+        return functools.reduce(operator.add, map(of_term, self.terms))
+
     def value(self, x):
-        """Sum of the terms' values."""
-        return sum((term.value(x) for term in self.terms[1:]), self.terms[0].value(x))
+        return self._total(lambda term: term.value(x))
 
     def gradient(self, x):
-        """Sum of the terms' gradients."""
-        return sum((term.gradient(x) for term in self.terms[1:]), self.terms[0].gradient(x))
+        return self._total(lambda term: term.gradient(x))
 
     def gradients(self, a):
-        """Sum of the terms' gradients."""
-        return functools.reduce(jnp.add, [term.gradients(a) for term in self.terms])
+        return self._total(lambda term: term.gradients(a))
 
     def hessian(self, x):
-        """Sum of the terms' Hessians."""
-        return sum((term.hessian(x) for term in self.terms[1:]), self.terms[0].hessian(x))
+        return self._total(lambda term: term.hessian(x))
 
     def averaged(self, x, spread):
-        """Sum of the terms' averages."""
         parts = [term.averaged(x, spread) for term in self.terms]
-        return tuple(functools.reduce(jnp.add, part) for part in zip(*parts, strict=True))
+        return tuple(functools.reduce(operator.add, part) for part in zip(*parts, strict=True))
 
     def whiten(self, reference, columns):
-        """Whiten each term."""
         return Sum(tuple(term.whiten(reference, columns) for term in self.terms))
+
+    def with_share(self, share):
+        return Sum(tuple(term.with_share(share) for term in self.terms))
 
     def field(self, rotating, flips, a, v):
         """Sum of the terms' fields: gradients and the bounds of their change add."""
-        total = self.terms[0].field(rotating, flips, a, v)
-        for term in self.terms[1:]:
-            total = total + term.field(rotating, flips, a, v)
-        return total
+        return self._total(lambda term: term.field(rotating, flips, a, v))
 
     def affine(self, rotating):
-        """Whether every term is."""
         return all(term.affine(rotating) for term in self.terms)
+
+
+# Private latents -----------------------------------------------------------------------------------------------------
+
+
+NEEDS_ROTATION = (
+    "Private latents move with the few-rounds method only: leave dynamics out, or give fedpdmc.Boomerang()."
+)
+
+
+class LatentPotential(Potential):
+    """``U(θ, z)``; as a function of θ alone, `value` is the Laplace or quadrature marginal ``−log ∫ e^{−U(θ, z)} dz``.
+
+    The marginal's gradient and Hessian, of size d, are what a site releases to make a reference. They need not be exact for
+    the sampler to be: they decide how few arrivals there are.
+    """
+
+    @property
+    @abc.abstractmethod
+    def latents(self) -> int:
+        """How many private numbers there are."""
+
+    @abc.abstractmethod
+    def opened(
+        self, center: Float[Array, " d"], rows: Float[Array, "d e"], control: Quadratic | None
+    ) -> PrivateRemainder:
+        """The remainder ``R(a, ζ)`` with ``θ = center + rows a``; ``control`` is a quadratic of θ."""
+
+
+class PrivateRemainder(Potential):
+    """``R(a, ζ) = U(θ, T_θ(ζ)) − log|∂T_θ/∂ζ| − q(θ)`` with ``θ = c + S a``: what a site with private latents walks with.
+
+    The map ``z = T_θ(ζ)`` is the site's own. For any map that is smooth and one-to-one in ζ, the density of ``(a, ζ)`` is
+    ``exp(−R − q)`` and that of ``(θ, z)`` is unchanged; the better ζ | θ is standard normal for every θ, the less
+    ``∇_a R`` depends on ζ, and the fewer arrivals there are.
+    """
+
+    @property
+    @abc.abstractmethod
+    def latents(self) -> int:
+        """How many private numbers there are."""
+
+    @abc.abstractmethod
+    def gradients(self, a: Float[Array, "C d"], zeta: Float[Array, "C k"]) -> Float[Array, "C d"]:  # type: ignore[override]
+        """``∇_a R``."""
+
+    @abc.abstractmethod
+    def cell(
+        self, a: Float[Array, "C d"], v: Float[Array, "C d"], zeta: Float[Array, "C k"], room: Float[Array, " C"]
+    ) -> RateCurve:
+        """``v(s)·∇_a R(a(s), ζ)`` along the rotation from ``(a, v)``, on a cell no longer than ``room``."""
+
+    @property
+    @abc.abstractmethod
+    def chances(self) -> int:
+        """Uniforms that one application of the kernel takes."""
+
+    @abc.abstractmethod
+    def kernel(
+        self, a: Float[Array, "C d"], zeta: Float[Array, "C k"], u: Float[Array, "n C"]
+    ) -> Float[Array, "C k"]:  # fmt: skip
+        """New latents from a kernel that leaves ``π(ζ | θ) ∝ exp(−R(a, ζ))`` invariant."""
+
+    @abc.abstractmethod
+    def to_z(self, a: Float[Array, "C d"], zeta: Float[Array, "C k"]) -> Float[Array, "C k"]:
+        """``T_θ(ζ)``."""
+
+
+# Means over a Gaussian ------------------------------------------------------------------------------------------------
 
 
 # Nodes for the predictor of one record; nodes along each axis for functions of few parameters, and the most of these.

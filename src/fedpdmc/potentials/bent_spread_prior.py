@@ -13,8 +13,7 @@ from jaxtyping import Array, Float
 from fedpdmc._jax.compilation import on_device
 from fedpdmc._jax.random_streams import exponentials, normals
 from fedpdmc.errors import InputError
-from fedpdmc.potentials.base import Field, Potential, Sum
-from fedpdmc.potentials.latent import NEEDS_ROTATION
+from fedpdmc.potentials.base import NEEDS_ROTATION, Field, Potential, Sum
 from fedpdmc.potentials.linear_predictor import LinearPredictor
 from fedpdmc.potentials.losses import Logistic, Loss
 from fedpdmc.potentials.quadratic import Quadratic, quadratic_field
@@ -85,7 +84,6 @@ class BentSpreadPrior(Potential):
 
     @property
     def dim(self) -> int:
-        """Number of parameters."""
         return self.rows.shape[1]
 
     def less(self, quadratic: Quadratic) -> Potential:
@@ -102,28 +100,21 @@ class BentSpreadPrior(Potential):
         return Sum((own, Quadratic(on_device(-bend), on_device(-slope))))
 
     def value(self, x):
-        """``Σ_j G_j``."""
         u = self.center + self.rows @ x
         own = self.loss.value(self.factor * bent(u, self.numbers) + self.offset, self.response)
         return jnp.sum(own - log_volume(u, self.numbers) - self.linear * u - 0.5 * self.curvature * u * u)
 
     def gradient(self, x):
-        """``rowsᵀ G'``."""
         return self._at(self.center + self.rows @ x).first @ self.rows
 
     def gradients(self, a):
-        """``rowsᵀ G'`` on every chain."""
         return self._at(self.center + a @ self.rows.T).first @ self.rows
 
     def hessian(self, x):
-        """``rowsᵀ diag(G'') rows``."""
         return (self.rows.T * self._at(self.center + self.rows @ x).second) @ self.rows
 
     def whiten(self, reference, columns):
-        """``rows S`` and ``center + rows c``."""
-        matrix, center = reference.matrix, reference.center
-        if columns is not None:
-            matrix, center = matrix[columns], center[columns]
+        matrix, center = reference.rows_of(columns)
         return dataclasses.replace(self, rows=self.rows @ matrix, center=self.center + self.rows @ center)
 
     def _at(self, u: Float[Array, "*C n"]) -> RecordDerivatives:
@@ -135,29 +126,6 @@ class BentSpreadPrior(Potential):
         second = self.loss.second(eta, self.response) * (self.factor * t1) ** 2 + push * t2
         second = second - (t3 / t1 - lean * lean) - self.curvature
         return RecordDerivatives(eta, t1, first, second)
-
-    def forms(self, a: Float[Array, "C d"]) -> Float[Array, "C n"]:
-        """``rows a``."""
-        return a @ self.rows.T
-
-    def gathered(self, slopes: Float[Array, "C n"]) -> Float[Array, "C d"]:
-        """The gradient from ``G'``."""
-        return slopes @ self.rows
-
-    def slopes(self, forms: Float[Array, "C n"]) -> Float[Array, "C n"]:
-        """``G'``."""
-        return self._at(self.center + forms).first
-
-    def widths(self, forms: Float[Array, "C n"]) -> Float[Array, "C n"]:
-        """How far from these forms `largest_slopes` are close."""
-        return 1 / (1 + jnp.abs(self.factor) * steepness(self.center + forms, self.numbers))
-
-    def largest_slopes(self, forms: Float[Array, "C n"], width: Float[Array, "C n"]) -> Float[Array, "C n"]:
-        """Bounds of ``|G'|`` within these distances, as the class has them, and room for rounding."""
-        u = self.center + forms
-        here = self._at(u)
-        bends = jnp.abs(here.second) + 0.5 * width * self._third(u - width, u + width)
-        return jnp.abs(here.first) + width * bends + ROUNDING * self._terms(here, u)
 
     def field(self, rotating, flips, a, v):
         """Gradient and slope at the start, and the bound of the class's docstring."""
@@ -366,7 +334,6 @@ class ScaleMixture(Potential):
 
     @property
     def dim(self) -> int:
-        """Number of parameters."""
         return self.base.dim
 
     def holding(self, scales: Float[Array, "C m"]) -> ScaleMixture:
@@ -392,18 +359,12 @@ class ScaleMixture(Potential):
         return self.weight, self.slack[:, None]
 
     def value(self, x):
-        """At one position, a value for each chain's weights."""
         weight, slack = self._weights()
         return self.base.value(x) + 0.5 * weight @ (self.rows @ x + self.shift) ** 2 + 0.5 * slack[:, 0] * (x @ x)
 
     def gradients(self, a):
-        """Each chain with its own weights."""
         weight, slack = self._weights()
         return self.base.gradients(a) + (weight * (a @ self.rows.T + self.shift)) @ self.rows + slack * a
-
-    def whiten(self, reference, columns):
-        """It is made in whitened coordinates."""
-        raise TypeError("a mixture is made in whitened coordinates")
 
     def field(self, rotating, flips, a, v):
         """As of `Quadratic`, with a precision for each chain: ``B + RᵀWR``, whose entries are at most ``|B| + |R|ᵀW|R|``."""
@@ -418,5 +379,4 @@ class ScaleMixture(Potential):
         return quadratic_field(rotating, flips, a, v, ba, bv, linear, largest)
 
     def affine(self, rotating):
-        """Exact on straight lines."""
         return not rotating

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 
 @functools.cache
@@ -61,6 +61,13 @@ class RateCurve(NamedTuple):
         """``p`` of one site; where the piece has no length, in its middle."""
         known = self.length > 0
         return interpolant(self.values, jnp.where(known, s / jnp.where(known, self.length, 1.0), 0.5))
+
+    def of(self, site: Int[Array, " C"]) -> tuple[Float[Array, "K C"], Float[Array, " C"]]:
+        """``p`` at the nodes and its error, of each chain's site."""
+        if self.error.shape[0] == 1:
+            return self.values[0], self.error[0]
+        error = jnp.take_along_axis(self.error, site[None], 0)[0]
+        return jnp.take_along_axis(self.values, site[None, None], 0)[0], error
 
     def ceilings(self, parts: int) -> Float[Array, "J *M C"]:
         """Upper bounds of the rates on equal parts of the piece: the largest Bernstein coefficient plus the error, or 0."""

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from fedpdmc.errors import InputError
 from fedpdmc.potentials.base import Potential, RateBound
 
 # Relative, for the rounding of products with the scale, and of the bound itself.
@@ -45,26 +44,13 @@ class ClippedRecords(Potential):
 
     @property
     def dim(self) -> int:
-        """Number of parameters, or of whitened coordinates."""
         return self.size if self.scale is None else self.scale.shape[1]
 
-    def value(self, x):
-        """Refused: a clipped gradient need not be that of a function."""
-        raise InputError("sites", "the value of clipped records", "Use their gradients.")
-
-    def field(self, rotating, flips, a, v):
-        """Refused: `bound` has all that is known of the rates."""
-        raise InputError("sites", "a field of clipped records", "Use their bound.")
-
     def whiten(self, reference, columns):
-        """The records in the coordinates of a run."""
-        rows, center = reference.matrix, reference.center
-        if columns is not None:
-            rows, center = rows[columns], center[columns]
+        rows, center = reference.rows_of(columns)
         return dataclasses.replace(self, center=center, scale=rows)
 
     def gradients(self, a: Float[Array, "C d"]) -> Float[Array, "C d"]:
-        """``∇U`` at many points."""
         assert self.center is not None
         assert self.scale is not None
         return jax.vmap(lambda x: self.sums(x, self.data))(self.center + a @ self.scale.T) @ self.scale

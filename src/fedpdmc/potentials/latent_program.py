@@ -27,9 +27,9 @@ from jaxtyping import Array, Float
 from fedpdmc._jax.compilation import calls_library, mapped
 from fedpdmc._jax.random_streams import logarithm, normals
 from fedpdmc.enclosures import Curve, TimeInterval, enclose, smoothed
+from fedpdmc.potentials.base import LatentPotential, PrivateRemainder
 from fedpdmc.potentials.chebyshev import RateCurve, chebyshev_nodes
 from fedpdmc.potentials.jax_function import LONGEST, Program, curved_path
-from fedpdmc.potentials.latent import LatentPotential, PrivateRemainder
 from fedpdmc.potentials.quadratic import Quadratic
 from fedpdmc.potentials.random_effects_rates import FROM_PRIOR, POINTS, Conditional, gaussian_energy, informed
 
@@ -138,10 +138,7 @@ class LatentProgram(LatentPotential):
             "zeta": jnp.zeros(self.count),
             "data": self.joint.data,
         }
-        quadratic = None
-        if control is not None:
-            precision = rows.T @ control.precision @ rows
-            quadratic = Quadratic(precision, rows.T @ (control.precision @ center + control.linear))
+        quadratic = None if control is None else control.along(rows, center)
         program = Program(Mapped(self.joint.function), held, rows.shape[1], center, rows, quadratic)
         return ProgramRemainder(program, self.count)
 
@@ -316,8 +313,8 @@ class GroupedRemainder(PrivateRemainder):
         )  # fmt: skip
         dim = at.shape[0]
         control = Quadratic(jnp.zeros((dim, dim)), jnp.zeros(dim)) if control is None else control
-        whole = Quadratic(rows.T @ control.precision @ rows, rows.T @ (control.precision @ at + control.linear))
-        return cls(model, at, rows, jnp.einsum("grd,de->gre", slope, rows), center, information, whole)
+        slope = jnp.einsum("grd,de->gre", slope, rows)
+        return cls(model, at, rows, slope, center, information, control.along(rows, at))
 
     @property
     def dim(self) -> int:

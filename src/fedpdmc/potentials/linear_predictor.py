@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -62,7 +63,6 @@ class LinearPredictor(Potential):
 
     @property
     def dim(self) -> int:
-        """Number of parameters."""
         return self.design.shape[-1]
 
     @property
@@ -95,34 +95,7 @@ class LinearPredictor(Potential):
             first, second = first - slope - curvature * (z - point), second - curvature
         return first, second, self.each(self.loss.third, z)
 
-    def forms(self, a: Float[Array, "C d"]) -> Float[Array, "C n"]:
-        """``ξ_i·a``."""
-        return self._predict(a)
-
-    def gathered(self, slopes: Float[Array, "C n"]) -> Float[Array, "C d"]:
-        """The gradient from the slopes of the records."""
-        return self._collect(slopes)
-
-    def slopes(self, forms: Float[Array, "C n"]) -> Float[Array, "C n"]:
-        """``R_i'``."""
-        return self._derivatives(forms + self.offset)[0]
-
-    def widths(self, forms: Float[Array, "C n"]) -> Float[Array, "C n"]:
-        """How far from these forms `largest_slopes` are close and known."""
-        return jnp.full_like(forms, min(1.0, self.loss.reach))
-
-    def largest_slopes(self, forms: Float[Array, "C n"], width: Float[Array, "C n"]) -> Float[Array, "C n"]:
-        """Bounds of ``|R_i'|`` within these distances: ``|R'| + w |R''| + ½ w² sup|R'''|``, and room for rounding."""
-        z = forms + self.offset
-        first, second, third = self._derivatives(z)
-        terms = self.each(response_size, z) + jnp.abs(first)
-        if self.control is not None:
-            point, slope, curvature = self.control
-            terms = terms + jnp.abs(slope) + jnp.abs(curvature) * (1 + jnp.abs(z) + jnp.abs(point))
-        return jnp.abs(first) + width * (jnp.abs(second) + 0.5 * width * third) + 64 * EPSILON * terms
-
     def value(self, x):
-        """``Σ R_i(z_i)``."""
         z = self._predict(x) + self.offset
         total = jnp.sum(self.each(self.loss.value, z))
         if self.control is None:
@@ -131,16 +104,16 @@ class LinearPredictor(Potential):
         return total - jnp.sum(slope * (z - point) + 0.5 * curvature * (z - point) ** 2)
 
     def gradient(self, x):
-        """``Σ R_i'(z_i) ξ_i``."""
         return self._collect(self._derivatives(self._predict(x) + self.offset)[0])
 
     def gradients(self, a: Float[Array, "C d"]) -> Float[Array, "C d"]:
-        """``Σ R_i'(z_i) ξ_i`` at many points: one pass over the records."""
-        return self._collect(self._derivatives(self._predict(a) + self.offset)[0])
+        return self.gradient(a)
 
     def hessian(self, x):
-        """``Σ R_i''(z_i) ξ_i ξ_iᵀ``."""
-        second = self._derivatives(self._predict(x) + self.offset)[1]
+        return self._squares(self._derivatives(self._predict(x) + self.offset)[1])
+
+    def _squares(self, second):
+        """``Σ s_i ξ_i ξ_iᵀ``."""
         if self.diagonal:
             return jnp.diag(self.design**2 * second)
         return (self.design * second[:, None]).T @ self.design
@@ -153,9 +126,7 @@ class LinearPredictor(Potential):
         assert self.control is None
         z = self._predict(x) + self.offset
         value, first, second = self._averaged(z, spread)
-        if self.diagonal:
-            return jnp.sum(value), self._collect(first), jnp.diag(self.design**2 * second)
-        return jnp.sum(value), self._collect(first), (self.design * second[:, None]).T @ self.design
+        return jnp.sum(value), self._collect(first), self._squares(second)
 
     def expanded_at(
         self, x: Float[Array, " d"], order: int, spread: Float[Array, "d d"] | None = None
@@ -210,9 +181,7 @@ class LinearPredictor(Potential):
 
     def whiten(self, reference, columns):
         """Covariates ``Sᵀ ξ`` and offsets ``o + ξ·c``."""
-        rows, center = reference.matrix, reference.center
-        if columns is not None:
-            rows, center = rows[columns], center[columns]
+        rows, center = reference.rows_of(columns)
         offset = self.offset + self._predict(center)
         if not self.diagonal:
             design = self.design @ rows
@@ -232,10 +201,7 @@ class LinearPredictor(Potential):
         position, speed = self._predict(a), self._predict(v)
         first, second, third = self._derivatives(position + self.offset)
         gradient = self._collect(first)
-        if rotating:
-            slope, curve, reach = self._along_rotation(flips, gradient, a, v, position, speed, first, second, third)
-        else:
-            slope, curve, reach = self._along_line(flips, v, speed, second, third)
+        slope, curve, reach = self._changes(rotating, flips, gradient, a, v, position, speed, first, second, third)
         return Field(gradient, slope, curve, reach, self._rounding(first, position))
 
     def _rounding(self, first, position):
@@ -252,36 +218,30 @@ class LinearPredictor(Potential):
             )
         return 8 * EPSILON * mass * largest
 
-    def _along_line(self, flips, v, speed, second, third):
-        reach = jnp.full(speed.shape[0], jnp.inf)
+    def _changes(self, rotating, flips, gradient, a, v, position, speed, first, second, third):
+        """Slope, curve and reach of `field`."""
+        fastest = jnp.hypot(position, speed) if rotating else jnp.abs(speed)
+        reach = jnp.full(speed.shape[0], ROTATION_REACH if rotating else jnp.inf)
         if not math.isinf(self.loss.reach):
-            reach = self.loss.reach / jnp.maximum(jnp.max(jnp.abs(speed), -1, initial=0.0), 1e-300)
-        if flips and self.cubic is not None:
-            return self._collect(second * speed), curve_on_line(self.cubic, v), reach
-        if flips:
-            return self._collect(second * speed), self._collect(third * speed**2, jnp.abs(self.design)), reach
-        slope = jnp.sum(second * speed**2, -1, keepdims=True)
-        return slope, jnp.sum(third * jnp.abs(speed) ** 3, -1, keepdims=True), reach
-
-    def _along_rotation(self, flips, gradient, a, v, position, speed, first, second, third):
-        amplitude = jnp.hypot(position, speed)
-        reach = jnp.full(speed.shape[0], ROTATION_REACH)
-        if not math.isinf(self.loss.reach):
-            widest = jnp.maximum(jnp.max(amplitude, -1, initial=0.0), 1e-300)
+            widest = jnp.maximum(jnp.max(fastest, -1, initial=0.0), 1e-300)
             reach = jnp.minimum(reach, self.loss.reach / widest)
-        turn = reach[:, None]
-        fastest = jnp.minimum(amplitude, jnp.abs(speed) + turn * jnp.abs(position))
-        farthest = jnp.minimum(amplitude, jnp.abs(position) + turn * jnp.abs(speed))
-        largest_second = jnp.abs(second) + third * turn * fastest
+        turn, bend = reach[:, None], third * fastest ** (2 if flips else 3)
+        if rotating:
+            farthest = jnp.minimum(fastest, jnp.abs(position) + turn * jnp.abs(speed))
+            fastest = jnp.minimum(fastest, jnp.abs(speed) + turn * jnp.abs(position))
+            largest_second = jnp.abs(second) + third * turn * fastest
+            swing = largest_second * farthest if flips else 3 * largest_second * fastest * farthest
+            bend = third * fastest ** (2 if flips else 3) + swing
         if flips:
-            curve = self._collect(third * fastest**2 + largest_second * farthest, jnp.abs(self.design))
-            return self._collect(second * speed), curve, reach
+            if self.cubic is not None and not rotating:
+                return self._collect(second * speed), curve_on_line(self.cubic, v), reach
+            return self._collect(second * speed), self._collect(bend, jnp.abs(self.design)), reach
+        slope, curve = jnp.sum(second * speed**2, -1, keepdims=True), jnp.sum(bend, -1, keepdims=True)
+        if not rotating:
+            return slope, curve, reach
         # Σ R' z⃛ = −Σ R' ż = −f', itself at most |f'(0)| + reach |f''(0)| + ½ reach² sup|f'''|: solve for sup|f'''|.
-        rate = jnp.sum(gradient * v, -1, keepdims=True)
-        slope = jnp.sum(second * speed**2, -1, keepdims=True) - jnp.sum(gradient * a, -1, keepdims=True)
-        rest = jnp.sum(third * fastest**3 + 3 * largest_second * fastest * farthest, -1, keepdims=True)
-        curve = (rest + jnp.abs(rate) + turn * jnp.abs(slope)) / (1 - turn**2 / 2)
-        return slope, curve, reach
+        rate, slope = jnp.sum(gradient * v, -1, keepdims=True), slope - jnp.sum(gradient * a, -1, keepdims=True)
+        return slope, (curve + jnp.abs(rate) + turn * jnp.abs(slope)) / (1 - turn**2 / 2), reach
 
 
 def response_size(z, y):
@@ -306,50 +266,38 @@ def records_of(potential: Potential) -> LinearPredictor | None:
 # With a share of the prior ---------------------------------------------------------------------------------------------
 
 
-class Shared(Potential):
-    """``U + α U_0`` with a weight ``α ≥ 0`` for each chain, which a plan brings (paper, Algorithm 4).
+class PriorShare(Potential):
+    """``α U_0`` with a weight ``α ≥ 0`` for each chain, which a plan brings (paper, Algorithm 4).
 
     Parameters
     ----------
-    records : Potential
-        ``U``.
     prior : Quadratic
         ``U_0``.
     share : array of shape (C,), optional
         ``α``; None until a plan has come.
     """
 
-    records: Potential
     prior: Quadratic
     share: Float[Array, " C"] | None = None
 
     @property
     def dim(self) -> int:
-        """Number of parameters."""
-        return self.records.dim
+        return self.prior.dim
 
-    def holding(self, share: Float[Array, " C"]) -> Shared:
-        """The same with these weights."""
-        return eqx.tree_at(lambda s: s.share, self, share, is_leaf=lambda x: x is None)
+    def with_share(self, share):
+        return PriorShare(self.prior, share)
 
     def value(self, x):
-        """``U(x) + α U_0(x)``, one for each chain's weight."""
-        return self.records.value(x) + self._weights() * self.prior.value(x)
+        return self._weights() * self.prior.value(x)
 
     def gradients(self, a):
-        """``∇U + α ∇U_0``, each chain with its own weight."""
-        return self.records.gradients(a) + self._weights()[:, None] * self.prior.gradients(a)
+        return self._weights()[:, None] * self.prior.gradients(a)
 
     def whiten(self, reference, columns):
-        """Whiten both terms."""
-        return Shared(self.records.whiten(reference, columns), self.prior.whiten(reference, columns), self.share)
+        return PriorShare(self.prior.whiten(reference, columns), self.share)
 
     def field(self, rotating, flips, a, v):
-        """Gradients add, and so do the bounds of their change, since ``α ≥ 0``."""
-        return self.records.field(rotating, flips, a, v) + self.prior_field(rotating, flips, a, v)
-
-    def prior_field(self, rotating: bool, flips: bool, a: Float[Array, "C d"], v: Float[Array, "C d"]) -> Field:
-        """The field of ``α U_0`` alone."""
+        """That of the prior times the weight, since ``α ≥ 0``."""
         prior, weight = self.prior.field(rotating, flips, a, v), self._weights()[:, None]
         return Field(weight * prior.gradient, weight * prior.slope, weight * prior.curve, prior.reach, prior.slack)
 
@@ -359,8 +307,7 @@ class Shared(Potential):
         return self.share
 
     def affine(self, rotating):
-        """Whether both terms are."""
-        return self.records.affine(rotating) and self.prior.affine(rotating)
+        return not rotating
 
 
 # The remainder of third order ------------------------------------------------------------------------------------------
@@ -523,7 +470,7 @@ class LossExpansion(NamedTuple):
 def _local(potential: LinearPredictor, center: Float[Array, " d"]):
     loss, z = potential.loss, potential.design @ center + potential.offset
     exact = potential.each(first_four(loss), z)
-    return z, *exact, potential.each(loss.fourth, z), potential.each(loss.fifth, z)
+    return z, *exact, *(potential.each(functools.partial(loss.beyond, order), z) for order in (4, 5))
 
 
 def first_four(loss: Loss) -> Callable[[Array, Array], tuple[Array, ...]]:

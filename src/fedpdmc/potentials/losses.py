@@ -19,7 +19,7 @@ class Loss(eqx.Module):
 
     A loss supplies its first two derivatives and ``third(z, y) ≥ sup |ℓ'''(z')|`` over ``|z' − z| ≤ reach``: with these
     ``LinearPredictor`` bounds every rate on a piece of path. With ``uniform``, ``third`` is one number for all z and y, and
-    ``|ℓ'|`` at most ``steepest``. ``growth`` belongs to ``fourth``.
+    ``|ℓ'|`` at most ``steepest``. ``growth`` belongs to ``beyond``.
     """
 
     reach: ClassVar[float]
@@ -48,16 +48,8 @@ class Loss(eqx.Module):
         """A bound of ``|ℓ'''|`` on ``[z − reach, z + reach]``."""
 
     @abc.abstractmethod
-    def fourth(self, z: Values, y: Values) -> Values:
-        """A number w with ``|ℓ''''(z + u)| ≤ w e^{growth |u|}`` for all u."""
-
-    @abc.abstractmethod
-    def fifth(self, z: Values, y: Values) -> Values:
-        """The same for the fifth derivative."""
-
-    @abc.abstractmethod
     def beyond(self, order: int, z: Values, y: Values) -> Values:
-        """The same for a derivative of any order from three on; not as sharp as `fourth` and `fifth`."""
+        """A number w with ``|ℓ⁽ᵏ⁾(z + u)| ≤ w e^{growth |u|}`` for all u, for any order k from three on."""
 
     def averaged(self, z: Values, deviation: Values, y: Values) -> tuple[Values, Values, Values]:
         """``E ℓ``, ``E ℓ'`` and ``E ℓ''`` over ``N(z, deviation²)``, by Gauss–Hermite quadrature.
@@ -85,40 +77,29 @@ class Logistic(Loss):
 
     @property
     def steepest(self):
-        """One."""
         return jnp.asarray(1.0)
 
     def value(self, z, y):
-        """``log(1 + e^z) − y z``."""
         return jnp.logaddexp(0.0, z) - y * z
 
     def first(self, z, y):
-        """``p − y`` with ``p = ½ (1 + tanh(z/2))``."""
         return 0.5 + 0.5 * jnp.tanh(0.5 * z) - y
 
     def second(self, z, y):
-        """``p (1 − p) = ¼ (1 − tanh²(z/2))``."""
         return 0.25 - 0.25 * jnp.tanh(0.5 * z) ** 2
 
     def third(self, z, y):
         """``1/(6√3)``, attained at ``p = (1 ± 1/√3)/2``."""
         return jnp.full_like(z, 1 / (6 * math.sqrt(3)))
 
-    def fourth(self, z, y):
-        """``|p(1−p)(1 − 6p(1−p))| ≤ ⅛``, attained at ``p = ½``."""
-        return jnp.full_like(z, 0.125)
-
-    def fifth(self, z, y):
-        """``¼ q (1−q²)(2−3q²)`` with ``q = 1−2p``, largest where ``2 − 15q² + 15q⁴ = 0``: below 0.1277."""
-        return jnp.full_like(z, 0.1277)
-
     def beyond(self, order, z, y):
-        """``2 n! λ(n+1)/π^{n+1}`` with ``n = order − 1`` and ``λ(s) = Σ (2k−1)^{−s}``.
+        """For any order ``2 n! λ(n+1)/π^{n+1}`` with ``n = order − 1`` and ``λ(s) = Σ (2k−1)^{−s}``, and sharper ones.
 
         ``p(z)`` is ½ less the sum of ``1/(z − x)`` over its poles, ``x = ±(2k−1)πi``; a term's n-th derivative is at most
-        ``n!/|x|^{n+1}`` on the real line.
+        ``n!/|x|^{n+1}`` on the real line. The fourth is ``|p(1−p)(1 − 6p(1−p))| ≤ ⅛``, attained at ``p = ½``; the fifth
+        ``¼ q (1−q²)(2−3q²)`` with ``q = 1−2p``, largest where ``2 − 15q² + 15q⁴ = 0``: below 0.1277.
         """
-        return jnp.full_like(z, self.highest(order))
+        return jnp.full_like(z, {4: 0.125, 5: 0.1277}.get(order, self.highest(order)))
 
     @staticmethod
     def highest(order: int) -> float:
@@ -137,15 +118,12 @@ class Poisson(Loss):
     growth = 1.0
 
     def value(self, z, y):
-        """``e^z − y z``."""
         return jnp.exp(z) - y * z
 
     def first(self, z, y):
-        """``e^z − y``."""
         return jnp.exp(z) - y
 
     def second(self, z, y):
-        """``e^z``."""
         return jnp.exp(z)
 
     def averaged(self, z, deviation, y):
@@ -156,14 +134,6 @@ class Poisson(Loss):
     def third(self, z, y):
         """``e^{z+1}``."""
         return math.e * jnp.exp(z)
-
-    def fourth(self, z, y):
-        """``e^{z+u} ≤ e^z e^{|u|}``."""
-        return jnp.exp(z)
-
-    def fifth(self, z, y):
-        """``e^{z+u} ≤ e^z e^{|u|}``."""
-        return jnp.exp(z)
 
     def beyond(self, order, z, y):
         """``e^{z+u} ≤ e^z e^{|u|}``."""
@@ -189,17 +159,14 @@ class StudentT(Loss):
         return (self.df + 1) / (2 * jnp.sqrt(self.df) * self.scale)
 
     def value(self, z, y):
-        """``(ν+1)/2 · log(1 + r²/ν)``."""
         r = (z - y) / self.scale
         return 0.5 * (self.df + 1) * jnp.log1p(r * r / self.df)
 
     def first(self, z, y):
-        """``(ν+1) r / (ν + r²) / scale``, at most ``(ν+1)/(2√ν scale)``."""
         r = (z - y) / self.scale
         return (self.df + 1) * r / (self.df + r * r) / self.scale
 
     def second(self, z, y):
-        """``(ν+1)(ν − r²)/(ν + r²)² / scale²``."""
         r2 = ((z - y) / self.scale) ** 2
         return (self.df + 1) * (self.df - r2) / (self.df + r2) ** 2 / self.scale**2
 
@@ -208,15 +175,7 @@ class StudentT(Loss):
         peak = 2 * math.cos(math.pi / 8) ** 4
         return jnp.broadcast_to(peak * (self.df + 1) * self.df**-1.5 / self.scale**3, z.shape)
 
-    def fourth(self, z, y):
-        """``6 (ν+1) ν^{-2} / scale⁴``: the k-th derivative of ``log(1 + w²)`` is at most ``2 (k−1)!``."""
-        return jnp.broadcast_to(6 * (self.df + 1) / self.df**2 / self.scale**4, z.shape)
-
-    def fifth(self, z, y):
-        """``24 (ν+1) ν^{-5/2} / scale⁵``, by the same bound."""
-        return jnp.broadcast_to(24 * (self.df + 1) * self.df**-2.5 / self.scale**5, z.shape)
-
     def beyond(self, order, z, y):
-        """``(ν+1) (order−1)! / (√ν scale)^order``, by the same bound."""
+        """``(ν+1) (order−1)! / (√ν scale)^order``: the k-th derivative of ``log(1 + w²)`` is at most ``2 (k−1)!``."""
         size = (self.df + 1) * math.factorial(order - 1) / (jnp.sqrt(self.df) * self.scale) ** order
         return jnp.broadcast_to(size, z.shape)

@@ -606,31 +606,10 @@ regularized_incomplete_beta rem round rsqrt select_n sign sin sinh sqrt square s
 """.split()
 
 RULES: dict[str, Callable] = dict.fromkeys(ELEMENTWISE, _elementwise) | {
-    "broadcast_in_dim": _broadcast,
-    "cholesky": _batched,
-    "concatenate": _along("dimension"),
-    "cumlogsumexp": _along("axis"),
-    "cummax": _along("axis"),
-    "cummin": _along("axis"),
-    "cumprod": _along("axis"),
-    "cumsum": _along("axis"),
-    "dot_general": _dot_general,
-    "dynamic_slice": _dynamic_slice,
-    "gather": _gather,
-    "pad": _pad,
-    "reduce_and": _without("axes"),
-    "reduce_max": _without("axes"),
-    "reduce_min": _without("axes"),
-    "reduce_or": _without("axes"),
-    "reduce_prod": _without("axes"),
-    "reduce_sum": _reduce_sum,
-    "reshape": _reshape,
-    "rev": _along("dimensions"),
-    "scatter-add": _scatter_add,
-    "slice": _slice,
-    "sort": _along("dimension"),
-    "split": _along("axis"),
-    "squeeze": _without("dimensions"),
-    "transpose": _transpose,
-    "triangular_solve": _batched,
-}
+    "broadcast_in_dim": _broadcast, "cholesky": _batched, "concatenate": _along("dimension"), "dot_general": _dot_general,
+    "dynamic_slice": _dynamic_slice, "gather": _gather, "pad": _pad, "reduce_sum": _reduce_sum, "reshape": _reshape,
+    "rev": _along("dimensions"), "scatter-add": _scatter_add, "slice": _slice, "sort": _along("dimension"),
+    "split": _along("axis"), "squeeze": _without("dimensions"), "transpose": _transpose, "triangular_solve": _batched,
+}  # fmt: skip
+RULES |= dict.fromkeys(("cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum"), _along("axis"))
+RULES |= dict.fromkeys(("reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod"), _without("axes"))

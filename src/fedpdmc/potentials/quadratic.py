@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import equinox as eqx
 import jax.numpy as jnp
-import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
@@ -38,15 +37,12 @@ class Quadratic(Potential):
         How many records these sufficient statistics sum up; zero for priors and control variates.
     source : GaussianRecords, optional
         Those records, as long as they are available.
-    diagonal : array of shape (d,), optional
-        All of ``P``, where `separated` found that it is diagonal.
     """
 
     precision: Float[Array, "d d"]
     linear: Float[Array, " d"]
     records: int = eqx.field(default=0, static=True)
     source: GaussianRecords | None = eqx.field(default=None, static=True, repr=False)
-    diagonal: Float[Array, " d"] | None = None
 
     @classmethod
     def of_records(cls, source: GaussianRecords) -> Quadratic:
@@ -62,19 +58,15 @@ class Quadratic(Potential):
 
     @property
     def dim(self) -> int:
-        """Number of parameters."""
         return self.linear.shape[-1]
 
     def value(self, x):
-        """``½ xᵀ P x + hᵀ x``."""
         return 0.5 * x @ self.precision @ x + self.linear @ x
 
     def gradient(self, x):
-        """``P x + h``."""
         return self.precision @ x + self.linear
 
     def hessian(self, x):
-        """``P``."""
         return self.precision
 
     def averaged(self, x, spread):
@@ -82,7 +74,6 @@ class Quadratic(Potential):
         return self.value(x) + 0.5 * jnp.sum(spread * (self.precision @ spread)), self.gradient(x), self.precision
 
     def stripped(self):
-        """The quadratic without its records."""
         return dataclasses.replace(self, source=None, records=0)
 
     def scaled(self, factor: float) -> Quadratic:
@@ -102,18 +93,11 @@ class Quadratic(Potential):
 
     def whiten(self, reference, columns):
         """``B = SᵀPS`` and ``Sᵀ(Pc + h)``, with the rows of ``S`` that this potential sees."""
-        rows, center = reference.matrix, reference.center
-        if columns is not None:
-            rows, center = rows[columns], center[columns]
-        return Quadratic(rows.T @ self.precision @ rows, rows.T @ (self.precision @ center + self.linear))
+        return self.along(*reference.rows_of(columns))
 
-    def separated(self) -> Quadratic:
-        """The same with its diagonal, if the matrix is diagonal: flips then need no matrix product."""
-        precision = np.asarray(self.precision)
-        diagonal = np.diag(precision)
-        if not np.array_equal(precision, np.diag(diagonal)):
-            return self
-        return dataclasses.replace(self, diagonal=jnp.asarray(diagonal))
+    def along(self, rows: Float[Array, "d e"], center: Float[Array, " d"]) -> Quadratic:
+        """The same as a function of ``a`` with ``x = center + rows a``, up to a constant."""
+        return Quadratic(rows.T @ self.precision @ rows, rows.T @ (self.precision @ center + self.linear))
 
     def field(self, rotating, flips, a, v):
         """Exact on lines. On rotations ``G'' = −B a(s)`` and ``f''' = −4 v·Ba − v·h``, both sinusoids."""
@@ -122,16 +106,7 @@ class Quadratic(Potential):
             rotating, flips, a, v, a @ self.precision, v @ self.precision, self.linear, largest
         )  # fmt: skip
 
-    def flip_rates(self, a, v):
-        """``v (Ba + h)`` and ``v Bv``."""
-        if self.diagonal is not None:
-            # Products with ±1 are exact: to the bits of the full product, whether or not the compiler fuses an addition.
-            own = self.diagonal[:, None]
-            return v * (own * a) + v * self.linear[:, None], v * (own * v)
-        return v * (self.precision @ a + self.linear[:, None]), v * (self.precision @ v)
-
     def affine(self, rotating):
-        """Exact on straight lines."""
         return not rotating
 
 

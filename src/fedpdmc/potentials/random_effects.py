@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from fedpdmc._jax.compilation import on_device, once
 from fedpdmc.enclosures import check_continuity, smoothed
-from fedpdmc.potentials.latent import LatentPotential
+from fedpdmc.potentials.base import LatentPotential
 from fedpdmc.potentials.latent_program import GroupedRemainder
 from fedpdmc.potentials.random_effects_rates import (
     AnalyticFamily,
@@ -85,12 +85,10 @@ class RandomEffects(LatentPotential):
 
     @property
     def dim(self) -> int:
-        """Number of shared parameters."""
         return self.design.shape[1] + self.family.scaled + self.effects.shape[1] + self.correlated
 
     @property
     def latents(self) -> int:
-        """Private numbers, padding included."""
         return self.present.shape[0] * self.effects.shape[1]
 
     @property
@@ -246,7 +244,6 @@ class RandomEffects(LatentPotential):
         return self if self.bend is not None else dataclasses.replace(self, bend=on_device(numbers))
 
     def stripped(self):
-        """The same potential without names and counts, so that equal shapes share compiled code."""
         return dataclasses.replace(self, records=0, groups=0, names=None, labels=(), variables=None)
 
     def check_continuity(self) -> None:
@@ -267,7 +264,6 @@ class RandomEffects(LatentPotential):
         check_continuity(losses, n + self.family.scaled)
 
     def opened(self, center, rows, control):
-        """The potential in a run's coordinates, with the private map made at the reference's centre."""
         return _opened(self.stripped(), center, rows, control)
 
 

@@ -22,8 +22,8 @@ from jaxtyping import Array, Float, Int, Num
 
 from fedpdmc._jax.compilation import apart, computed_first
 from fedpdmc._jax.random_streams import logarithm, normals
+from fedpdmc.potentials.base import PrivateRemainder
 from fedpdmc.potentials.chebyshev import RateCurve, chebyshev_nodes
-from fedpdmc.potentials.latent import PrivateRemainder
 from fedpdmc.potentials.quadratic import Quadratic
 from fedpdmc.whitening import bent, enclosed, steepness, straight
 
@@ -83,19 +83,15 @@ class ProgramFamily(EffectsFamily):
 
     @property
     def scaled(self) -> int:
-        """All parameters of the program."""
         return self.count
 
     def scales(self, x):
-        """All of them."""
         return x
 
     def value(self, eta, y, s):
-        """Record by record."""
         return jax.vmap(lambda e, row: self.function(e, row, s, self.constants))(eta, y)
 
     def slope(self, eta, y, s):
-        """By automatic differentiation."""
         return jax.vmap(jax.grad(lambda e, row: self.function(e, row, s, self.constants)))(eta, y)
 
 
@@ -156,15 +152,12 @@ class LogisticFamily(AnalyticFamily):
         return STRIP
 
     def value(self, eta, y, s):
-        """``softplus(η) − yη``."""
         return jax.nn.softplus(eta) - y * eta
 
     def change(self, eta, before, y, s):
-        """Of softplus, less that of yη."""
         return _softplus_change(eta, before) - y * (eta - before)
 
     def slope(self, eta, y, s):
-        """``σ(η) − y``."""
         return 1 / (1 + jnp.exp(-eta)) - y
 
     def largest(self, stats, reach, low):
@@ -176,11 +169,9 @@ class PoissonFamily(AnalyticFamily):
     """``e^η − yη``, entire: ``|e^η − y| ≤ e^{Re η} + y``."""
 
     def value(self, eta, y, s):
-        """``e^η − yη``."""
         return jnp.exp(eta) - y * eta
 
     def slope(self, eta, y, s):
-        """``e^η − y``."""
         return jnp.exp(eta) - y
 
     def largest(self, stats, reach, low):
@@ -199,16 +190,13 @@ class NegativeBinomialFamily(AnalyticFamily):
         return STRIP
 
     def value(self, eta, y, s):
-        """The loss up to a constant."""
         return (y + self.size) * jax.nn.softplus(eta - jnp.log(self.size)) - y * eta
 
     def change(self, eta, before, y, s):
-        """Likewise."""
         shift = jnp.log(self.size)
         return (y + self.size) * _softplus_change(eta - shift, before - shift) - y * (eta - before)
 
     def slope(self, eta, y, s):
-        """``(y + size) σ(η − log size) − y``."""
         return (y + self.size) / (1 + self.size * jnp.exp(-eta)) - y
 
     def largest(self, stats, reach, low):
@@ -222,7 +210,6 @@ class GaussianFamily(AnalyticFamily):
 
     @property
     def scaled(self) -> int:
-        """``log σ``."""
         return 1
 
     @property
@@ -231,15 +218,12 @@ class GaussianFamily(AnalyticFamily):
         return math.inf
 
     def value(self, eta, y, s):
-        """``½ e^{−2s}(η − y)² + s``."""
         return 0.5 * jnp.exp(-2 * s) * (eta - y) ** 2 + s
 
     def slope(self, eta, y, s):
-        """``e^{−2s}(η − y)``."""
         return jnp.exp(-2 * s) * (eta - y)
 
     def scale_slope(self, eta, y, s):
-        """``1 − e^{−2s}(η − y)²``."""
         return 1 - jnp.exp(-2 * s) * (eta - y) ** 2
 
     def largest(self, stats, reach, low):
@@ -269,21 +253,17 @@ class StudentTFamily(AnalyticFamily):
         return self.scale
 
     def value(self, eta, y, s):
-        """The loss up to a constant."""
         return 0.5 * (self.df + 1) * jnp.log1p(((eta - y) / self.scale) ** 2 / self.df)
 
     def change(self, eta, before, y, s):
-        """By one logarithm."""
         far, near = (1 + ((x - y) / self.scale) ** 2 / self.df for x in (eta, before))
         return 0.5 * (self.df + 1) * logarithm(far / near)
 
     def slope(self, eta, y, s):
-        """``(ν + 1) w/(q² + w²)``."""
         w = eta - y
         return (self.df + 1) * w / (self.df * self.scale**2 + w * w)
 
     def largest(self, stats, reach, low):
-        """The bound above."""
         q = math.sqrt(self.df) * self.scale
         return _flat(reach, (self.df + 1) * (1 / (math.sqrt(3) * q) + 2 / (3 * q))), _flat(reach, 0.0)
 
@@ -445,12 +425,10 @@ class InformedRemainder(PrivateRemainder):
 
     @property
     def dim(self) -> int:
-        """Number of whitened coordinates."""
         return self.rows.shape[1]
 
     @property
     def latents(self) -> int:
-        """Private numbers, padding included."""
         return self.present.shape[0] * self.effects.shape[1]
 
     @property
@@ -549,7 +527,6 @@ class InformedRemainder(PrivateRemainder):
         return self._along(self.forms(a, v), zero + 1, zero, zeta)[0]
 
     def gradients(self, a, zeta):  # type: ignore[override]
-        """``∇_a R``, backward."""
         columns, a = self._columns(zeta), a.T
         fixed, rho, m, s, phi = self._linear(a)
         steep = steepness(self.spread[:, None] + self._forms(a)[1], self.bend[..., None])
@@ -591,7 +568,6 @@ class InformedRemainder(PrivateRemainder):
 
     @property
     def chances(self) -> int:
-        """For each group a choice, a decision and its effects."""
         return self.present.shape[0] * (2 + self.effects.shape[1])
 
     def kernel(self, a, zeta, u):
@@ -634,7 +610,6 @@ class InformedRemainder(PrivateRemainder):
         return z, energy + near + softplus(far - near)
 
     def to_z(self, a, zeta):
-        """The effects."""
         _, rho, m, _, _ = self._linear(a.T)
         z = self._mapped(rho, m, self._columns(zeta))[0]
         return z.reshape(-1, z.shape[-1]).T

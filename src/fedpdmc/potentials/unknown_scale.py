@@ -68,7 +68,6 @@ class LinearUnknownScale(Potential):
 
     @property
     def dim(self) -> int:
-        """Number of parameters."""
         return self.slope.shape[-1]
 
     @property
@@ -98,7 +97,6 @@ class LinearUnknownScale(Potential):
         return np.append(x, 0.5 * np.log(rest / left))
 
     def value(self, x):
-        """``n σ + ½ e^{−2σ} |r|²``."""
         change, r = self.slope @ x, self.offset + self.root @ x
         return self.count * (self.level + change) + 0.5 * jnp.exp(-2 * (self.level + change)) * jnp.sum(r * r)
 
@@ -117,10 +115,7 @@ class LinearUnknownScale(Potential):
         return mean(x), jax.grad(mean)(x), jax.hessian(mean)(x)
 
     def whiten(self, reference, columns):
-        """``root S``, ``offset + root c``, ``Sᵀ slope``, ``level + slope·c``."""
-        rows, center = reference.matrix, reference.center
-        if columns is not None:
-            rows, center = rows[columns], center[columns]
+        rows, center = reference.rows_of(columns)
         return dataclasses.replace(
             self,
             root=self.root @ rows,
@@ -135,8 +130,7 @@ class LinearUnknownScale(Potential):
         gradient = self.count * self.slope + here.pull - here.square[:, None] * self.slope
         slope = -2 * here.pace[:, None] * (here.pull - here.square[:, None] * self.slope) + here.pulled
         slope = slope - 2 * here.product[:, None] * self.slope
-        bounds = self._on_rotation if rotating else self._on_line
-        curve, reach = bounds(here, flips, v)
+        curve, reach = self._on_rotation(here, flips) if rotating else self._on_line(here, flips, v)
         if not flips:
             slope = jnp.sum(v * slope, -1, keepdims=True)
             slope = slope - jnp.sum(a * gradient, -1, keepdims=True) if rotating else slope
@@ -164,19 +158,11 @@ class LinearUnknownScale(Potential):
         return self._line_curve(here, flips, reach), reach
 
     def _line_curve(self, here: Start, flips: bool, h):
-        pace, speed2 = jnp.abs(here.pace), here.speed**2
-        product = jnp.abs(here.product) + h * speed2
-        square = here.square + 2 * h * jnp.abs(here.product) + h**2 * speed2
-        growth = jnp.exp(2 * h * pace)
-        if not flips:
-            curve = 4 * pace**3 * square + 12 * pace**2 * product + 6 * pace * speed2
-            return (growth * curve)[:, None]
-        pulled, g = jnp.abs(here.pulled), jnp.abs(self.slope)
-        pull = jnp.abs(here.pull) + h[:, None] * pulled + square[:, None] * g
-        curve = 4 * pace[:, None] ** 2 * pull + 4 * pace[:, None] * (pulled + 2 * product[:, None] * g)
-        return growth[:, None] * (curve + 2 * speed2[:, None] * g)
+        speed2, product = here.speed**2, jnp.abs(here.product)
+        square = here.square + 2 * h * product + h**2 * speed2
+        return self._curve(here, flips, h, jnp.abs(here.pace), 0.0, speed2, 0.0, product + h * speed2, square)
 
-    def _on_rotation(self, here: Start, flips: bool, v):
+    def _on_rotation(self, here: Start, flips: bool):
         """Bounds on ``[0, reach]``.
 
         ``|root a|² + |root v|² = A²`` is conserved. With ``p = r·root a``: ``m' = |r'|² − p`` and ``p' = r'·root a + m``, so
@@ -191,16 +177,24 @@ class LinearUnknownScale(Potential):
         across = (jnp.abs(here.across) + h * (whole / 2 + jnp.abs(here.product) + h * speed2)) / (1 - h**2)
         product = jnp.abs(here.product) + h * (speed2 + across)
         square = here.square + 2 * h * product
+        return self._curve(here, flips, h, pace, bend, speed2, across, product, square, whole), h
+
+    def _curve(self, here: Start, flips: bool, h, pace, bend, speed2, across, product, square, whole=None):
+        """A bound of the second derivative from those of the factors; ``whole`` is A² on a rotation, None on a line."""
         growth, second = jnp.exp(2 * h * pace), 2 * (speed2 + across)
         if not flips:
+            curve = (4 * pace**3 + 6 * pace * bend) * square + 6 * (2 * pace**2 + bend) * product + 3 * pace * second
+            if whole is None:
+                return (growth * curve)[:, None]
             excess = jnp.abs(self.count - here.square) + h * growth * (2 * pace * square + 2 * product)
-            curve = (4 * pace**3 + 6 * pace * bend) * square + 6 * (2 * pace**2 + bend) * product
-            curve = curve + 3 * pace * second + 1.5 * whole + product
-            return (pace * excess + growth * curve)[:, None], h
-        pulled, g = jnp.hypot(here.pulled, here.drawn), jnp.abs(self.slope)
-        pull = jnp.abs(here.pull) + h[:, None] * pulled + square[:, None] * g
-        curve = (4 * pace**2 + 2 * bend)[:, None] * pull + 4 * pace[:, None] * (pulled + 2 * product[:, None] * g)
-        return growth[:, None] * (curve + pulled + second[:, None] * g), h
+            return (pace * excess + growth * (curve + 1.5 * whole + product))[:, None]
+        g = jnp.abs(self.slope)
+        h, growth, pace, product, square, second = (x[:, None] for x in (h, growth, pace, product, square, second))
+        pulled = jnp.abs(here.pulled) if whole is None else jnp.hypot(here.pulled, here.drawn)
+        pull = jnp.abs(here.pull) + h * pulled + square * g
+        bends = 4 * pace**2 + (0.0 if whole is None else 2 * bend[:, None])
+        curve = bends * pull + 4 * pace * (pulled + 2 * product * g)
+        return growth * (curve + second * g + (0.0 if whole is None else pulled))
 
 
 class Start(NamedTuple):

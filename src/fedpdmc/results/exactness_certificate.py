@@ -8,7 +8,7 @@ from typing import Any
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.clocks import AdaptiveClock, Clock
 from fedpdmc.enclosures import inventory
-from fedpdmc.potentials import Program, Shared, Sum
+from fedpdmc.potentials import Program, Sum
 from fedpdmc.potentials.jax_function import NOISE, SAMPLES
 
 TITLES = ("rules", "known as a whole", "TAUGHT BY THE USER")
@@ -61,7 +61,7 @@ def _program(potential: Any) -> Program | None:
         return potential
     if isinstance(potential, Sum):
         return next((found for term in potential.terms if (found := _program(term)) is not None), None)
-    return _program(potential.records) if isinstance(potential, Shared) else None
+    return None
 
 
 class Certificate(list[dict[str, Any]]):

@@ -363,4 +363,4 @@ def public_potential(
     # Nothing is left only if the terms cancel to rounding; a wide prior is small and counts.
     pairs = zip((precision, linear), zip(*parts, strict=True), strict=True)
     left = any(np.abs(whole).max() > CANCELLED * max(np.abs(part).max() for part in each) for whole, each in pairs)
-    return Quadratic(jnp.asarray(precision), jnp.asarray(linear)).separated() if left else None
+    return Quadratic(jnp.asarray(precision), jnp.asarray(linear)) if left else None

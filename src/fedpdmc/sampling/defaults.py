@@ -20,7 +20,7 @@ from fedpdmc.members.site import Member, Site
 from fedpdmc.models.mixture_prior import MixturePrior
 from fedpdmc.models.user_function import Variables, check_start, check_unchanged, coordinate_names, variables
 from fedpdmc.potentials import ControlVariate, LatentProgram, Potential, Program, Quadratic, RandomEffects, StudentT
-from fedpdmc.potentials.latent import NEEDS_ROTATION
+from fedpdmc.potentials.base import NEEDS_ROTATION
 from fedpdmc.results.verdict import NARROW, NARROW_BURN_IN
 from fedpdmc.sampling.arguments import (
     PRIOR_SITE,

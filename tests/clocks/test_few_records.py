@@ -1,4 +1,4 @@
-"""Constant bounds of few records on rotations: they dominate, and the arrivals have the law of the rates."""
+"""Few records, and priors of spreads, on rotations: the arrivals have the law of the rates."""
 
 import dataclasses
 
@@ -9,13 +9,12 @@ import pytest
 from scipy import stats
 from tests.clocks.laws import answered
 from tests.potentials.test_bent_spread_prior import LAWS, remainder
-from tests.support import LOSS_NAMES, predictor, states
+from tests.support import LOSS_NAMES, predictor
 
 import fedpdmc as fp
 from fedpdmc._jax.random_streams import chain_keys
-from fedpdmc.clocks import VIOLATED, ThinnedClock, thinning
-from fedpdmc.clocks.thinning import FEW_RECORDS, ConstantClock, suits
-from fedpdmc.dynamics import Boomerang, ZigZag
+from fedpdmc.clocks import VIOLATED, ThinnedClock
+from fedpdmc.dynamics import Boomerang
 from fedpdmc.plan import Plan
 from fedpdmc.potentials import BentSpreadPrior, LinearPredictor
 
@@ -31,23 +30,6 @@ def few(name):
     scale = {"logistic": 3.0, "poisson": 0.5, "student_t": 0.9}[name]
     records = dataclasses.replace(predictor(name, seed=3, n=2, d=3, scale=scale), weight=jnp.asarray([0.7, 1.4]))
     return records if name == "poisson" else records.expanded_at(jnp.asarray([0.2, -0.1, 0.1]), 2)
-
-
-@pytest.mark.parametrize("name", [*LOSS_NAMES, *LAWS])
-def test_the_largest_slopes_are_not_exceeded(name):
-    potential = few(name)
-    a, _ = states(1, 400, potential.dim, spread=2.0)
-    forms = potential.forms(a)
-    widths = potential.widths(forms)
-    for share in (0.0, 0.1, 0.5, 1.0):
-        tops = potential.largest_slopes(forms, share * widths)
-        found = [jnp.abs(potential.slopes(forms + step * share * widths)) for step in np.linspace(-1, 1, 21)]
-        assert np.all(np.max(found, 0) <= tops)
-    # Close, so that few candidates are rejected: with no width there is room for rounding only.
-    tops = potential.largest_slopes(forms, jnp.zeros_like(forms))
-    np.testing.assert_allclose(tops, jnp.abs(potential.slopes(forms)), rtol=1e-9, atol=1e-10)
-    gradient = potential.gathered(potential.slopes(forms))
-    np.testing.assert_allclose(gradient, potential.gradients(a), rtol=1e-12, atol=1e-13)
 
 
 def plan_of(dim):
@@ -96,49 +78,40 @@ def deviation(clock, potential):
 @pytest.mark.parametrize("name", [*LOSS_NAMES, *LAWS])
 def test_arrivals_have_the_law_of_the_rates(name):
     potential = few(name)
-    assert suits(potential, 2, Boomerang()) == (name != "student_t")
-    assert deviation(ConstantClock(potential, Boomerang()), potential) > 1e-3
+    assert deviation(ThinnedClock(potential, Boomerang()), potential) > 1e-3
 
 
 def test_other_rates_have_other_arrivals():
     potential = few("poisson")
     other = dataclasses.replace(potential, response=potential.response + 0.1)
-    assert deviation(ConstantClock(other, Boomerang()), potential) < 1e-6
+    assert deviation(ThinnedClock(other, Boomerang()), potential) < 1e-6
 
 
-def test_normals_are_those_of_other_clocks():
-    """Normals of a reflection are unit gradients where the event is."""
+def test_normals_are_unit_gradients_where_the_event_is():
     potential, dynamics = few("logistic"), Boomerang()
     plan, keys = plan_of(3), chain_keys(jax.random.key(1), CHAINS)
-    for clock in (ConstantClock(potential, dynamics), ThinnedClock(potential, dynamics)):
-        arrival, _ = answered(clock, keys, plan)
-        first = np.asarray(arrival.rang) & (np.asarray(arrival.time) < 0.6)
-        there, _ = dynamics.flow.move(plan.start, plan.velocity[:, 0], arrival.time)
-        gradient = np.asarray(potential.gradients(there))
-        np.testing.assert_allclose(
-            np.asarray(arrival.mark)[first],
-            (gradient / np.linalg.norm(gradient, axis=1, keepdims=True))[first],
-            atol=1e-12,
-        )
-        assert first.sum() > 50
+    arrival, _ = answered(ThinnedClock(potential, dynamics), keys, plan)
+    first = np.asarray(arrival.rang) & (np.asarray(arrival.time) < 0.6)
+    there, _ = dynamics.flow.move(plan.start, plan.velocity[:, 0], arrival.time)
+    gradient = np.asarray(potential.gradients(there))
+    unit = gradient / np.linalg.norm(gradient, axis=1, keepdims=True)
+    np.testing.assert_allclose(np.asarray(arrival.mark)[first], unit[first], atol=1e-12)
+    assert first.sum() > 50
 
 
-def test_a_bound_that_is_too_low_is_a_fault(monkeypatch):
-    monkeypatch.setattr(thinning, "CONSTANT_ROOM", 0.3)
+class TooLow(BentSpreadPrior):
+    """Bounds without the part that follows the slope, and less."""
 
-    class Lower(ConstantClock):
-        """Compiled anew."""
+    def field(self, rotating, flips, a, v):
+        found = super().field(rotating, flips, a, v)
+        return found._replace(slope=found.slope - 0.5, curve=0.0 * found.curve)
 
-    potential = few("poisson")
-    _, walk = answered(Lower(potential, Boomerang()), chain_keys(jax.random.key(7), CHAINS), plan_of(3))
+
+def test_a_bound_that_is_too_low_is_a_fault():
+    spreads = remainder(next(iter(LAWS)))
+    lower = TooLow(**{field.name: getattr(spreads, field.name) for field in dataclasses.fields(spreads)})
+    _, walk = answered(ThinnedClock(lower, Boomerang()), chain_keys(jax.random.key(7), CHAINS), plan_of(lower.dim))
     assert np.any(np.asarray(walk.fault) == VIOLATED)
-
-
-def test_many_records_and_lines_have_other_clocks():
-    potential = few("logistic")
-    assert not suits(potential, FEW_RECORDS + 1, Boomerang())
-    assert not suits(potential, 2, ZigZag())
-    assert not suits(predictor("student_t", n=2), 2, Boomerang())
 
 
 @pytest.mark.parametrize("bend", [True, pytest.param(False, marks=pytest.mark.long)])
@@ -152,7 +125,7 @@ def test_the_prior_of_a_spread_has_it(bend):
     model = fp.models.random_effects(X, (rng.random(n) < chance).astype(float), group)
     post = fp.sample([fp.Site(model, name="one")], fp.models.effects_prior(model), ess=40, seed=1, progress=False)
     clocks = {entry["site"]: entry["clock"] for entry in post.settings["clocks"]}
-    assert clocks == {"one": "LatentClock", "prior": "ConstantClock"}
+    assert clocks == {"one": "LatentClock", "prior": "ThinnedClock"}
     assert (post.reference.bend is not None) == bend
 
 
