@@ -277,7 +277,6 @@ class SegmentClock(Clock[SegmentWalk]):
         return self.decide(state, path)
 
     def _evaluate(self, state: SegmentWalk, path: Path, hazard: Hazard | None, keys) -> SegmentWalk:
-        """One candidate of the constant bounds, thinned by the envelope."""
         walk = state.walk
         u = uniforms(keys, path.number, walk.draws, 4)
         level = state.level + exponentials(u[0])
@@ -296,7 +295,6 @@ class SegmentClock(Clock[SegmentWalk]):
         return keep_done(walk.done | state.waiting, state, new)
 
     def _on_line(self, walk: Walk, path: Path, level) -> Candidate:
-        """The next candidate of a cell of the present segment, or the end of the cell."""
         a, v = path.state(self.dynamics, walk.segment, walk.offset)
         remaining = path.at(path.duration, walk.segment) - walk.offset
         rates, cell = self.envelope.constants(self.dynamics, a, v, remaining)
@@ -796,7 +794,6 @@ def _best_length(reach: Callable[[float], float]) -> tuple[float, float]:
 
 
 def _trials(dynamics: Dynamics, dim: int) -> tuple[Float[Array, "n d"], Float[Array, "n d"]]:
-    """Positions spread as the reference and wider, and velocities."""
     # An unusual seed: points that equal simulated data may lie on kinks, where the error says nothing about rounding.
     rng = np.random.default_rng(0x74726961)
     spread = np.repeat(SPREADS, -(-INTERVAL_TRIALS // len(SPREADS)))[:INTERVAL_TRIALS, None]
