@@ -858,7 +858,7 @@ class Ceilings(NamedTuple):
         width = length / bounds.shape[0]
         return cls(bounds, jnp.cumsum(jnp.sum(bounds, 1) * width, 0), width)
 
-    def point(self, level: Float[Array, " C"], chance: Float[Array, " C"]) -> Point:
+    def point(self, level: Float[Array, " C"], chance: Float[Array, " C"]) -> HazardPoint:
         """Where the integral is ``level``, and which of the bounds it belongs to."""
         cells, marks = self.bounds.shape[:2]
         passed = jnp.sum(self.integral <= level, 0)
@@ -870,12 +870,12 @@ class Ceilings(NamedTuple):
         total = jnp.sum(here, 0)
         time = cell * self.width + jnp.minimum((level - before) / jnp.where(total > 0, total, 1.0), self.width)
         if marks == 1:
-            return Point(time, jnp.zeros(level.shape, int), here[0], passed >= cells)
+            return HazardPoint(time, jnp.zeros(level.shape, int), here[0], passed >= cells)
         mark = jnp.minimum(jnp.sum(jnp.cumsum(here, 0) <= chance * total, 0), marks - 1)
-        return Point(time, mark, jnp.take_along_axis(here, mark[None], 0)[0], passed >= cells)
+        return HazardPoint(time, mark, jnp.take_along_axis(here, mark[None], 0)[0], passed >= cells)
 
 
-class Point(NamedTuple):
+class HazardPoint(NamedTuple):
     """A point below `Ceilings`: its time, whose bound it is below, that bound, and whether the piece ends before."""
 
     time: Float[Array, " C"]
