@@ -200,8 +200,8 @@ class Dynamics(eqx.Module):
     @property
     def rates(self) -> dict[str, float | str]:
         """What its constructor takes, by name, as far as it is not the usual ``bounce``."""
-        told = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {name: value for name, value in told.items() if name != "bounce" or value != REFLECT}
+        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: value for name, value in given.items() if name != "bounce" or value != REFLECT}
 
     @property
     def draws(self) -> bool:
@@ -219,10 +219,8 @@ class Dynamics(eqx.Module):
         return 0.0 if isinstance(self.refresh, str) else self.refresh
 
     def __repr__(self) -> str:
-        told = (
-            f"{name}={value!r}" if isinstance(value, str) else f"{name}={value:g}" for name, value in self.rates.items()
-        )
-        return f"{type(self).__name__}({', '.join(told)})"
+        rates = (f"{k}={x!r}" if isinstance(x, str) else f"{k}={x:g}" for k, x in self.rates.items())
+        return f"{type(self).__name__}({', '.join(rates)})"
 
     def velocity(self, u: Float[Array, "*C d"]) -> Float[Array, "*C d"]:
         """A draw of the velocity's stationary law from uniforms."""

@@ -126,7 +126,6 @@ class ClockOffer(NamedTuple):
 
 
 def _cheapest(offers: Iterator[ClockOffer]) -> ClockChoice:
-    """The cheapest of clocks that are made one by one."""
     costs, best = {}, None
     for clock, cost, enough in offers:
         if best is None and enough is None:
@@ -211,7 +210,6 @@ def cost_of_cells(potential: Potential, dynamics: Dynamics) -> float:
 
 @once
 def _usual_reach(potential: Potential, dynamics: Dynamics, a: Float[Array, "n d"], v: Float[Array, "n d"]):
-    """How far a cell is walked on average."""
     bound = evaluate(dynamics, potential, a, v, v).bound
     cell = jnp.minimum(bound.reach, cell_length(bound))
     reach = reach_of(bound.value, bound.slope + 0.5 * bound.curve * cell[:, None], cell)

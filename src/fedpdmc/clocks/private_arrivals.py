@@ -18,6 +18,7 @@ hence the running time, depends on the records; the result does not depend on wh
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from decimal import Decimal, localcontext
 from typing import Any, NamedTuple
 
@@ -179,10 +180,10 @@ class Here(NamedTuple):
     speed: Float[Array, "C d"]
     excess: Float[Array, ""]
 
-    def ceilings(self, s: Float[Array, "*e C 1"]) -> Float[Array, "*e C d"]:
-        """A bound, by coordinate, of the rate within time s from here."""
-        rise = jnp.maximum(self.bound.slope, 0.0) * s + 0.5 * self.bound.curve * s * s
-        return jnp.maximum(self.bound.value + rise, 0.0) + self.excess * self.speed
+    def ceilings(self, s: Array, of: Callable[[Array], Array] = lambda table: table) -> Array:
+        """A bound, by coordinate, of the rate within time s from here; or what is picked out of it."""
+        rise = jnp.maximum(of(self.bound.slope), 0.0) * s + 0.5 * of(self.bound.curve) * s * s
+        return jnp.maximum(of(self.bound.value) + rise, 0.0) + self.excess * of(self.speed)
 
 
 def first_below(
@@ -302,9 +303,7 @@ def _next_point(here: Here, grid: Grid, path: Path, keys, after, until, layers, 
         def of(table):
             return jnp.take_along_axis(table.T, points.mark, 0)
 
-        bound = here.bound
-        rise = jnp.maximum(of(bound.slope), 0.0) * ahead + 0.5 * of(bound.curve) * ahead * ahead
-        ceiling = jnp.maximum(of(bound.value) + rise, 0.0) + here.excess * of(here.speed)
+        ceiling = here.ceilings(ahead, of)
         below = points.present & (points.place >= after) & (j <= until) & (points.level < ceiling) & (layer <= layers)
         place = jnp.where(below, points.place, far)
         first = jnp.argmin(place, 0)[None]

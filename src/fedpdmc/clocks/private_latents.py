@@ -264,7 +264,6 @@ class LatentClock(Clock[LatentWalk]):
         )
 
     def _decided(self, state: LatentWalk, which: Bool[Array, " C"], path: Path, a, v) -> LatentWalk:
-        """The exact rate at the candidates of these chains."""
         walk, rows = state.walk, (a, state.zeta)
         gradient = in_turns(lambda rows: self.potential.gradients(*rows), which, rows, a.shape[1])
         rate = jnp.sum(gradient * v, -1)
@@ -274,7 +273,6 @@ class LatentClock(Clock[LatentWalk]):
         return dataclasses.replace(state, walk=keep_done(~which, walk, decided), waiting=state.waiting & ~which)
 
     def _silenced(self, state: LatentWalk, which: Bool[Array, " C"], path: Path, keys: ChainKeys, a) -> LatentWalk:
-        """Apply the silent events of these chains."""
         zeta, wait = self._moved(which, a, state.zeta, path, keys, state.count)
         silent = jnp.where(which, state.silent + wait, state.silent)
         moved = dataclasses.replace(state, zeta=zeta, silent=silent, count=state.count + which, due=state.due & ~which)

@@ -276,7 +276,6 @@ class SegmentClock(Clock[SegmentWalk]):
         return self.decide(state, path)
 
     def _evaluate(self, state: SegmentWalk, path: Path, hazard: Hazard | None, keys) -> SegmentWalk:
-        """One candidate of the constant bounds, thinned by the envelope."""
         walk = state.walk
         u = uniforms(keys, path.number, walk.draws, 4)
         level = state.level + exponentials(u[0])
@@ -295,7 +294,6 @@ class SegmentClock(Clock[SegmentWalk]):
         return keep_done(walk.done | state.waiting, state, new)
 
     def _on_line(self, walk: Walk, path: Path, level) -> Candidate:
-        """The next candidate of a cell of the present segment, or the end of the cell."""
         a, v = path.state(self.dynamics, walk.segment, walk.offset)
         remaining = path.at(path.duration, walk.segment) - walk.offset
         rates, cell = self.envelope.constants(self.dynamics, a, v, remaining)
@@ -795,7 +793,6 @@ def _best_length(reach: Callable[[float], float]) -> tuple[float, float]:
 
 
 def _trials(dynamics: Dynamics, dim: int) -> tuple[Float[Array, "n d"], Float[Array, "n d"]]:
-    """Positions spread as the reference and wider, and velocities."""
     # An unusual seed: points that equal simulated data may lie on kinks, where the error says nothing about rounding.
     rng = np.random.default_rng(0x74726961)
     spread = np.repeat(SPREADS, -(-INTERVAL_TRIALS // len(SPREADS)))[:INTERVAL_TRIALS, None]
@@ -860,7 +857,7 @@ class Ceilings(NamedTuple):
         width = length / bounds.shape[0]
         return cls(bounds, jnp.cumsum(jnp.sum(bounds, 1) * width, 0), width)
 
-    def point(self, level: Float[Array, " C"], chance: Float[Array, " C"]) -> Point:
+    def point(self, level: Float[Array, " C"], chance: Float[Array, " C"]) -> HazardPoint:
         """Where the integral is ``level``, and which of the bounds it belongs to."""
         cells, marks = self.bounds.shape[:2]
         passed = jnp.sum(self.integral <= level, 0)
@@ -872,12 +869,12 @@ class Ceilings(NamedTuple):
         total = jnp.sum(here, 0)
         time = cell * self.width + jnp.minimum((level - before) / jnp.where(total > 0, total, 1.0), self.width)
         if marks == 1:
-            return Point(time, jnp.zeros(level.shape, int), here[0], passed >= cells)
+            return HazardPoint(time, jnp.zeros(level.shape, int), here[0], passed >= cells)
         mark = jnp.minimum(jnp.sum(jnp.cumsum(here, 0) <= chance * total, 0), marks - 1)
-        return Point(time, mark, jnp.take_along_axis(here, mark[None], 0)[0], passed >= cells)
+        return HazardPoint(time, mark, jnp.take_along_axis(here, mark[None], 0)[0], passed >= cells)
 
 
-class Point(NamedTuple):
+class HazardPoint(NamedTuple):
     """A point below `Ceilings`: its time, whose bound it is below, that bound, and whether the piece ends before."""
 
     time: Float[Array, " C"]

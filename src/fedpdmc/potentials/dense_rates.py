@@ -153,9 +153,6 @@ class RecordCurves(eqx.Module):
         return RateCurve(values, error, length)
 
     def _by_kernel(self, both, cos, sin, slip):
-        """One kernel for all blocks of all sites."""
-        # Not needed on a processor, and slow to import.
-
         (sites, blocks), interpret = self.rows.shape[:2], jax.default_backend() == "cpu"
         rows, terms = (x.reshape(sites * blocks, *x.shape[2:]) for x in (self.rows, self.terms))
         tile, products = (TILE, None) if rows.shape[2] <= FEW_COLUMNS else (TILE_OF_PRODUCTS, _products)
@@ -174,7 +171,6 @@ class RecordCurves(eqx.Module):
         return tuple(jnp.moveaxis(x, 0, -2).reshape(*x.shape[1:-1], -1)[..., :chains] for x in found)
 
     def _of_chains(self, *args):
-        """The sums of all sites for some chains."""
         one = functools.partial(self._site, *args)
         if self.rows.shape[0] == 1:
             return tuple(x[None] for x in one(self.rows[0], self.terms[0], self.filled[0]))
@@ -254,7 +250,6 @@ def _product(rows: Float32[Array, "b d"], both: Float32[Array, "d n"]) -> Float3
 
 
 def _products(rows: Float32[Array, "b d"], both: Float32[Array, "d n"]) -> list[Float32[Array, "b n"]]:
-    """Products of some columns each."""
     dim = rows.shape[1]
     width = -(-dim // -(-dim // MOST_COLUMNS))
     return [

@@ -113,7 +113,6 @@ class LinearPredictor(Potential):
         return self._squares(self._derivatives(self._predict(x) + self.offset)[1])
 
     def _squares(self, second):
-        """``Σ s_i ξ_i ξ_iᵀ``."""
         if self.diagonal:
             return jnp.diag(self.design**2 * second)
         return (self.design * second[:, None]).T @ self.design
@@ -219,7 +218,6 @@ class LinearPredictor(Potential):
         return 8 * EPSILON * mass * largest
 
     def _changes(self, rotating, flips, gradient, a, v, position, speed, first, second, third):
-        """Slope, curve and reach of `field`."""
         fastest = jnp.hypot(position, speed) if rotating else jnp.abs(speed)
         reach = jnp.full(speed.shape[0], ROTATION_REACH if rotating else jnp.inf)
         if not math.isinf(self.loss.reach):
@@ -481,7 +479,6 @@ def first_four(loss: Loss) -> Callable[[Array, Array], tuple[Array, ...]]:
 
 
 def _sharper(design: np.ndarray, local: LossExpansion) -> Quartic:
-    """The fourth order."""
     dim = design.shape[1]
     squares = (design[:, :, None] * design[:, None, :]).reshape(-1, dim * dim)
     quartic = ROOM * quartic_bound(design, local.largest_fifth)

@@ -130,7 +130,6 @@ class Padded:
 
 @functools.lru_cache(256)
 def _padded_program(padded: Padded) -> tuple[core.ClosedJaxpr, Recipe]:
-    """The program at the padded number of records, and its recipe."""
     closed = _traced(padded, padded.records)
     # A third number of records shows what depends on it even if there is nothing to pad.
     more = 2 * padded.records + 3
@@ -138,7 +137,6 @@ def _padded_program(padded: Padded) -> tuple[core.ClosedJaxpr, Recipe]:
 
 
 def _at(function: Any, following: tuple[int, ...], records: int) -> Any:
-    """The function with the numbers that follow its records."""
     if not following:
         return function
     rest = tuple((records,) if i in following else part for i, part in enumerate(function.rest))
@@ -397,7 +395,6 @@ IGNORED = ("jvp_jaxpr_fun", "jvp_fun", "fwd_jaxpr_thunk", "bwd", "out_trees", "p
 
 
 def _equation(a, b, axes, outs, sizes, varies) -> MaskedSum | Recipe | None:
-    """What one equation needs, by the rule of its primitive."""
     name = b.primitive.name
     if name in INNER:
         return _call(a, b, sizes, varies)
@@ -470,7 +467,6 @@ def _reshape(a, b, axes, outs, varies) -> None:
 
 
 def _without(removed: str) -> Callable:
-    """Axes other than that of the records disappear."""
 
     def rule(a, b, axes, outs, varies) -> None:
         _same_params(a, b)
@@ -534,7 +530,6 @@ def _pad(a, b, axes, outs, varies) -> None:
 
 
 def _batched(a, b, axes, outs, varies) -> None:
-    """Matrices, one for each record."""
     _same_params(a, b)
     ranks = {len(x.aval.shape) for x in b.invars}
     _need(len(set(axes)) == 1 and axes[0] is not None and len(ranks) == 1 and axes[0] < ranks.pop() - 2)
@@ -587,7 +582,6 @@ def _gather(a, b, axes, outs, varies) -> None:
 
 
 def _scatter_add(a, b, axes, outs, varies) -> MaskedSum:
-    """Sums of records by groups."""
     _same_params(a, b)
     numbers, (table, index, update) = b.params["dimension_numbers"], axes
     if table is not None or outs[0] is not None or index is None or update is None:

@@ -164,7 +164,6 @@ class RandomEffects(LatentPotential):
         return z, _root(hessian)
 
     def _points(self, x):
-        """Points of each group and the logarithms of their weights, which are held while θ varies."""
         z, root = jax.tree.map(jax.lax.stop_gradient, self._mode(jax.lax.stop_gradient(x)))
         points, log_weights = _grid(z.shape[1])
         nodes = z[:, :, None] + jnp.einsum("grs,sj->grj", root, points)

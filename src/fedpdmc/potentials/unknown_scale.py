@@ -150,7 +150,6 @@ class LinearUnknownScale(Potential):
         )  # fmt: skip
 
     def _on_line(self, here: Start, flips: bool, v):
-        """Bounds on ``[0, reach]``, where reach is a few cells long, as the bounds at the start would have them."""
         weight = jnp.abs(v) if flips else jnp.ones_like(v[:, :1])
         first = jnp.sum(weight * self._line_curve(here, flips, jnp.zeros_like(here.pace)), -1)
         most = MOST_CHANGE / jnp.maximum(jnp.abs(here.pace), 1e-300)
