@@ -671,8 +671,7 @@ def _kept(done: Bool[Array, " C"], old: IntervalWalk, new: IntervalWalk) -> Inte
     rates = old.rates
     if new.rates is not rates:
         rates = jax.tree.map(lambda before, after: jnp.where(done, before, after), rates, new.rates)
-    rest = keep_done(done, *(dataclasses.replace(state, rates=None) for state in (old, new)))
-    return dataclasses.replace(rest, rates=rates)
+    return dataclasses.replace(keep_done(done, dataclasses.replace(old, rates=new.rates), new), rates=rates)
 
 
 # Polynomials of time ---------------------------------------------------------------------------------------------------
