@@ -75,7 +75,8 @@ def _effects(family: str) -> list[fp.Site]:
     for i in range(2):
         X, eta = _table(i, 48)
         wards = np.repeat(np.arange(6), 8)
-        model = fp.models.random_effects(X, _responses(eta + 0.3 * (wards - 2.5), family), wards, family=family)
+        y = _responses(eta + 0.3 * (wards - 2.5), family)
+        model = fp.models.random_effects(X, y, 10 * i + wards, family=family)
         made.append(fp.Site(model, name=f"site {i}"))
     return made
 
