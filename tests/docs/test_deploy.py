@@ -82,7 +82,7 @@ def test_every_command_is_one(line):
     command = typer.main.get_command(app)
     context = command.make_context("fedpdmc", words, resilient_parsing=True)
     while hasattr(command, "resolve_command"):
-        _, command, words = command.resolve_command(context, words)
+        _, command, words = command.resolve_command(context, [*context._protected_args, *context.args])
         context = command.make_context(command.name, list(words), parent=context, resilient_parsing=True)
     known = {option for parameter in command.params for option in parameter.opts}
     assert {word for word in words if word.startswith("--")} <= known

@@ -257,6 +257,10 @@ def test_who_knows_all_other_records_recognises_any_one():
     assert found[0] < 0.02 and found[1] > 0.9
 
 
+def test_numbers_far_from_all_that_was_expected_have_a_finite_charge():
+    assert 50 < surprise(np.array([7.0, -3.0]), np.array([[1e16, 2.0], [-1e20, 0.5]])) < 200
+
+
 def test_passes_are_charged_by_their_surprise():
     account = Information(100)
     for passes in (200, 205):

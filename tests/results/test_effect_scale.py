@@ -35,7 +35,7 @@ def odds(p):
 
 def hazard(law, t):
     y = np.full((1, 1), t)
-    return np.exp(law.log_pdf(y) - law.log_survival(y))
+    return np.exp(law.log_density(y, {"died": 1.0}) - law.log_density(y, {"died": 0.0}))
 
 
 def compared(family, before, after, kind):

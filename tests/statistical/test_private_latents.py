@@ -289,7 +289,7 @@ def _model(**options):
         (lambda: fp.models.random_effects(X, Y, pd.Series(pd.Categorical(G, ["a", "b", "c"]))), "'c' without records"),
         (lambda: fp.models.random_effects(X, Y, range(4), family="linear"), "one record in every group"),
         (lambda: fp.models.random_effects(X, 2 * Y, G), "Give labels 0 and 1"),
-        (lambda: fp.models.random_effects(X, Y - 2, G, family="poisson"), "not a count"),
+        (lambda: fp.models.random_effects(X, Y - 2, G, family="poisson"), "Give counts"),
         (lambda: _model(size=2.0), "size"),
         (lambda: _model(family="student_t"), "df"),
         (lambda: _model(effects=np.ones((4, 3))), "one or two columns"),

@@ -150,7 +150,8 @@ def surprise(numbers: np.ndarray, means: np.ndarray) -> float:
     """−log₂ of the public chance of integers: normal laws about means (n,), or one of several (k, n), rounded."""
     away = numbers - np.atleast_2d(means)
     low, high = ((away + end) / WIDTHS[:, None, None] for end in (-0.5, 0.5))
-    cauchy = np.arctan2(high - low, 1 + low * high) / math.pi
+    # Not high − low, which is zero where rounding hides the difference of the ends.
+    cauchy = np.arctan2(1 / WIDTHS[:, None, None], 1 + low * high) / math.pi
     logs = np.log((1 - CAUCHY) * (ndtr(high) - ndtr(low)) + CAUCHY * cauchy).sum(-1)
     return (math.log(logs.size) - float(np.asarray(logsumexp(logs)))) / math.log(2)
 
