@@ -222,8 +222,8 @@ def test_sites_are_grouped_by_family_and_padded_size():
         fp.Site(fp.models.linear(X[:2], [0.0, 1.0], scale=1.0), name="other line"),
     ]
     federation = start(method(KINDS["zigzag"], sites=sites)).federation
-    # The precision of means is diagonal, that of lines is not.
-    assert sorted(group.size for group in federation.groups) == [1, 1, 1, 2, 2]
+    # Means and lines are quadratics alike.
+    assert sorted(group.size for group in federation.groups) == [1, 1, 2, 3]
     np.testing.assert_array_equal(sorted(federation.order), range(7))
 
 
