@@ -63,7 +63,7 @@ def traced_anew():
 @pytest.mark.parametrize("wrong", [wrong_radius, wrong_sign])
 def test_wrong_kernels_are_caught(monkeypatch, wrong):
     monkeypatch.setattr(base, "draw_bounce", wrong)
-    assert np.min(compare(sampled(dynamics=traced_anew()), truth(MODEL, SITES)).p) < ALPHA
+    assert np.min(compare(sampled(dynamics=traced_anew(), duration=180.0), truth(MODEL, SITES)).p) < ALPHA
 
 
 def test_dense_clocks_in_lockstep_are_exact(only_dense, monkeypatch):  # noqa: F811
