@@ -82,6 +82,7 @@ def deviations(exact, bounce="reflect"):
     }
 
 
+@pytest.mark.filterwarnings("ignore:The posterior is far from its reference")
 @pytest.mark.parametrize("bounce", ["reflect", "draw"])
 def test_joint_moments_with_a_bent_log_spread(bounce):
     post, _ = run(bounce)
