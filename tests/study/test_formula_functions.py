@@ -14,7 +14,7 @@ import fedpdmc as fp
 from fedpdmc.errors import InputError
 from fedpdmc.study import read_study
 from fedpdmc.study.contract import parse_study
-from fedpdmc.study.formula import Design, Function, outward, split
+from fedpdmc.study.formula import Design, FormulaFunction, outward, split
 from fedpdmc.study.read_data import check_cells, read_records
 from fedpdmc.study.schema import Column
 from fedpdmc.study.sites_from_table import check_table, sites
@@ -44,7 +44,7 @@ def value(site, x):
 
 def settings(formula):
     """The settings of each function, by its label."""
-    return {one.label: one.settings for one in split(formula) if isinstance(one, Function)}
+    return {one.label: one.settings for one in split(formula) if isinstance(one, FormulaFunction)}
 
 
 def by_hand(frame, formula):

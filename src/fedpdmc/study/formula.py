@@ -156,7 +156,7 @@ def _show(x: Any) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class Function:
+class FormulaFunction:
     """A call of a function in a formula."""
 
     kind: str  # one of `SETTINGS`
@@ -259,7 +259,7 @@ class Function:
         u = (ends[:-1, None] + np.diff(ends)[:, None] * nodes).ravel()
         return np.abs(self.basis(u)).max(0) / np.cos(np.pi * degree / (2 * count)) * (1 + ROUNDING)
 
-    def freeze(self, columns: Mapping[str, np.ndarray], ranges: Mapping[str, Interval]) -> Function:
+    def freeze(self, columns: Mapping[str, np.ndarray], ranges: Mapping[str, Interval]) -> FormulaFunction:
         """With everything that follows from the values of all records, as they were recorded, and their ``ranges``."""
         if self.kind == "C":
             return replace(self, settings={key: x for key, x in self.settings.items() if key != "levels"})
@@ -291,7 +291,7 @@ class Function:
             settings["norms"] = [float(f"{state['norms2'][k + 1] / len(u):.6g}") for k in range(self.width)]
         return replace(found, settings=settings)
 
-    def complete(self, ranges: Mapping[str, Interval]) -> Function:
+    def complete(self, ranges: Mapping[str, Interval]) -> FormulaFunction:
         """With the declared range as the ends of a spline that states none; refused if anything else is missing."""
         missing, own = "", dict(self.settings)
         if any(isinstance(one, ast.Constant) and one.value is None for one in ast.walk(self.node)):
@@ -321,17 +321,17 @@ class Function:
 # Reading ------------------------------------------------------------------------------------------------------------------
 
 
-def split(formula: str) -> list[str | Function]:
+def split(formula: str) -> list[str | FormulaFunction]:
     """A formula as texts and calls of functions, in their order; functions that differ in settings only get long names."""
     if len(formula) > MOST_CHARACTERS:
         raise InputError(WHERE, f"{len(formula)} characters", f"Give at most {MOST_CHARACTERS}.")
-    pieces: list[str | Function] = []
+    pieces: list[str | FormulaFunction] = []
     texts: dict[str, str] = {}
     at = 0
     while match := CALL.search(formula, at):
         end = match.end() if match[1] is None else _closing(formula, match.end())
         one = formula[match.start() : end] if match[1] is None else _read(formula[match.start() : end])
-        if isinstance(one, Function):
+        if isinstance(one, FormulaFunction):
             alone = texts.setdefault(one.short, one.text) == one.text
             one = replace(one, label=one.short if alone else one.text.replace("`", ""))
             if "~" not in formula[: match.start()]:
@@ -355,7 +355,7 @@ def freeze(formula: str, columns: Mapping[str, np.ndarray], ranges: Mapping[str,
     return "".join(one if isinstance(one, str) else one.freeze(columns, ranges).text for one in split(formula))
 
 
-def as_names(pieces: list[str | Function]) -> str:
+def as_names(pieces: list[str | FormulaFunction]) -> str:
     """A formula in which each function is the sum of its columns."""
     return "".join(x if isinstance(x, str) else f"({' + '.join(f'`{name}`' for name in x.names)})" for x in pieces)
 
@@ -370,7 +370,7 @@ def _closing(formula: str, at: int) -> int:
     raise InputError(WHERE, repr(formula[:80]), "Close the parentheses.")
 
 
-def _read(text: str) -> Function:
+def _read(text: str) -> FormulaFunction:
     names: list[str] = []
 
     def number_name(match: re.Match[str]) -> str:
@@ -396,7 +396,7 @@ def _read(text: str) -> Function:
         unknown = "It is not valid: arguments are numbers, texts, lists and columns."
         reason = str(error) if type(error) is ValueError else unknown
         raise InputError(WHERE, repr(text[:80]), reason) from None
-    return Function(kind, node, settings)
+    return FormulaFunction(kind, node, settings)
 
 
 def _settings(kind: str, call: ast.Call) -> dict[str, Any]:
@@ -547,7 +547,7 @@ class Design:
         self.columns = columns
         self._ranges = {name: one.bounds for name, one in columns.items() if one.type in ("number", "count")}
         pieces = [one if isinstance(one, str) else _complete(one, columns, self._ranges) for one in split(formula)]
-        every = {one.label: one for one in pieces if isinstance(one, Function)}
+        every = {one.label: one for one in pieces if isinstance(one, FormulaFunction)}
         owner = {name: one for one in every.values() for name in one.names}
         widths = {name: max(len(column.levels), 1) for name, column in columns.items()}
         check_size(as_names(pieces), widths | {x.label: widths[x.columns[0]] for x in every.values() if x.kind == "C"})
@@ -617,7 +617,7 @@ class Design:
                 frame |= dict.fromkeys(one.names, np.linspace(0.25, 0.75, most))
         return pd.DataFrame(frame)
 
-    def _code_levels(self, function: Function, records: Any) -> pd.Categorical:
+    def _code_levels(self, function: FormulaFunction, records: Any) -> pd.Categorical:
         """The levels of a column, with the baseline first."""
         name, base = function.columns[0], function.settings["coding"]
         return pd.Categorical(records[name], sorted(self.columns[name].levels, key=lambda level: level != base))
@@ -681,7 +681,7 @@ def columns_of(formula: str) -> tuple[str, list[str]]:
     pieces = split(formula)
     check_size(as_names(pieces), {})
     left, right = _parse(as_names(pieces))
-    owner = {name: one.columns for one in pieces if isinstance(one, Function) for name in one.names}
+    owner = {name: one.columns for one in pieces if isinstance(one, FormulaFunction) for name in one.names}
     lookup = Factor.EvalMethod.LOOKUP
     factors = [factor.expr for term in right for factor in term.factors if factor.eval_method is lookup]
     if len(left) != 1 or len(left[0].factors) != 1:
@@ -702,7 +702,7 @@ def _parse(text: str) -> tuple[list[Any], list[Any]]:
         raise InputError(WHERE, repr(text[:200]), SUCH_AS) from error
 
 
-def _complete(function: Function, columns: dict[str, Column], ranges: Mapping[str, Interval]) -> Function:
+def _complete(function: FormulaFunction, columns: dict[str, Column], ranges: Mapping[str, Interval]) -> FormulaFunction:
     """A function that says everything, of declared columns."""
     for name in function.columns:
         if name not in columns:
@@ -722,7 +722,7 @@ def _complete(function: Function, columns: dict[str, Column], ranges: Mapping[st
     return dataclasses.replace(function, settings={"coding": base})
 
 
-def _is_term(term: Any, owner: Mapping[str, Function]) -> bool:
+def _is_term(term: Any, owner: Mapping[str, FormulaFunction]) -> bool:
     """Whether a term has a coefficient: an offset has none, nor has a product of a function's columns, of ``bs(x)**2``."""
     functions = [owner[factor.expr] for factor in term.factors if factor.expr in owner]
     offsets = [one for one in functions if one.kind == "offset"]
@@ -731,7 +731,7 @@ def _is_term(term: Any, owner: Mapping[str, Function]) -> bool:
     return not offsets and len({one.label for one in functions}) == len(functions)
 
 
-def _is_column(factor: Factor, columns: Mapping[str, Column], owner: Mapping[str, Function]) -> bool:
+def _is_column(factor: Factor, columns: Mapping[str, Column], owner: Mapping[str, FormulaFunction]) -> bool:
     """Whether a factor is a declared column or one of a function. Constants are not; anything else is refused."""
     if factor.eval_method is Factor.EvalMethod.LITERAL:
         return False

@@ -34,7 +34,7 @@ from fedpdmc.study.formula import (
     INTERCEPT,
     SPLINES,
     Design,
-    Function,
+    FormulaFunction,
     by_site,
     columns_of,
     freeze,
@@ -536,7 +536,7 @@ def sites(
         source = record_family(family, **sizes).source
     _check_options(family, options, source, next(iter(parts.values())))
     used, given = _uses(fixed, family, options, source, weights), dict(columns or {})
-    functions = [one for one in split(formula) if isinstance(one, Function)]
+    functions = [one for one in split(formula) if isinstance(one, FormulaFunction)]
     as_recorded = set().union(*(one.columns for one in functions))
     if mixed is not None and mixed.slope is not None:
         # Its coefficient varies by group: it is neither centred nor scaled, so that the effects are in its own units.
@@ -811,7 +811,7 @@ def _complete(whole: Mapping[str, _Values]) -> pl.Series:
 
 
 def _freeze(
-    formula: str, functions: Sequence[Function], whole: Mapping[str, _Values]
+    formula: str, functions: Sequence[FormulaFunction], whole: Mapping[str, _Values]
 ) -> tuple[str, dict[str, dict[str, Any]]]:
     """The formula with all that functions need to know, from all complete records; and declarations of their columns."""
     declared: dict[str, dict[str, Any]] = {}
