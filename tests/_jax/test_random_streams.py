@@ -69,9 +69,3 @@ def test_normals_are_quantiles_to_the_last_places():
     )
     u = np.round(u * 2.0**52) / 2.0**52
     np.testing.assert_allclose(normals(jnp.asarray(u)), special.ndtri(u + 2.0**-53), rtol=2e-15, atol=2e-15)
-
-
-def test_chains_have_the_keys_of_fold_in():
-    key = jax.random.key(5)
-    right = [jax.random.key_data(jax.random.fold_in(key, c)) for c in range(7)]
-    assert np.array_equal(chain_keys(key, 7), right)

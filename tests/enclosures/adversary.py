@@ -13,10 +13,10 @@ from collections import Counter
 import jax
 import jax.numpy as jnp
 import numpy as np
-from tests.eager import eagerly, eagerly_mapped
 from tests.enclosures import exact
 from tests.enclosures.random_programs import DIM, JUMPING, names, program_of, random_tree, records, smaller
 
+from fedpdmc._jax.by_numpy import by_numpy, mapped_by_numpy
 from fedpdmc.clocks.thinning import HIGH_ORDER, ORDER
 from fedpdmc.enclosures import TimeInterval, enclose
 from fedpdmc.errors import Discontinuous, NoEnclosure
@@ -113,7 +113,7 @@ def check_no_jump(function, rng, seen: Counter) -> None:
     low, high = -1.0, 1.0
     for _ in range(DIVISIONS):
         times = np.linspace(low, high, PARTS)
-        values = eagerly_mapped(function, a + times[:, None] * v)
+        values = mapped_by_numpy(function, a + times[:, None] * v)
         if not np.all(np.isfinite(values)):
             return
         change = np.abs(np.diff(values))
@@ -139,14 +139,14 @@ def is_steep(function, one, other, v) -> bool:
         return jax.jvp(function, (x,), (v,))[1]
 
     with np.errstate(invalid="ignore", over="ignore"):
-        if not np.any(np.isfinite(eagerly_mapped(slope, np.stack([one, other]), np.stack([v, v])))):
+        if not np.any(np.isfinite(mapped_by_numpy(slope, np.stack([one, other]), np.stack([v, v])))):
             return True
-        first, last = eagerly_mapped(function, np.stack([one, other]))
+        first, last = mapped_by_numpy(function, np.stack([one, other]))
         while True:
             middle = one + 0.5 * (other - one)
             if np.array_equal(middle, one) or np.array_equal(middle, other):
                 return bool(abs(last - first) <= JUMP * (1 + abs(first)))
-            (value,) = eagerly_mapped(function, middle[None])
+            (value,) = mapped_by_numpy(function, middle[None])
             if abs(value - first) > abs(last - value):
                 other, last = middle, value
             else:
@@ -154,8 +154,8 @@ def is_steep(function, one, other, v) -> bool:
 
 
 def mapped(compiled: bool, function, *args):
-    """The values of a function at the rows of arrays, compiled or operation by operation."""
-    return jax.jit(jax.vmap(function))(*map(jnp.asarray, args)) if compiled else eagerly_mapped(function, *args)
+    """The values of a function at the rows of arrays, by XLA or by NumPy."""
+    return jax.jit(jax.vmap(function))(*map(jnp.asarray, args)) if compiled else mapped_by_numpy(function, *args)
 
 
 def paths(rng, data, rotating: bool, flips: bool):
@@ -193,7 +193,7 @@ def on_curves(compiled: bool, rate, rotating: bool, a, v, h, times, order: int):
     def curve(a, v, h):
         return enclose(rate, TimeInterval(order))(*curved_path(rotating, a.T, v.T, h, order))
 
-    found = jax.jit(curve)(a, v, h) if compiled else eagerly(curve, a, v, h)
+    found = jax.jit(curve)(a, v, h) if compiled else by_numpy(curve, a, v, h)
     tau = (2 * times / h[:, None] - 1)[..., None]
     middle = sum(_columns(part) * tau**k for k, part in enumerate(found.parts) if part is not None)
     return middle - _columns(found.error), middle + _columns(found.error)

@@ -1,8 +1,7 @@
 """Many random programs on all cores: ``python -m tests.enclosures.adversary_soak --programs 10000 --seed 1``.
 
-One program in so many (``--compiled-every``) is compiled by XLA, as runs do it; the rest are computed operation by
-operation. Prints what was checked, what was refused, and every violation with the smallest program that has it. Exits with 1
-if there was any.
+One program in so many (``--compiled-every``) is compiled by XLA, as runs do it; the rest are computed by NumPy. Prints what
+was checked, what was refused, and every violation with the smallest program that has it. Exits with 1 if there was any.
 """
 
 import argparse

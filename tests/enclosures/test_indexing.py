@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from tests.eager import eagerly_mapped
 
+from fedpdmc._jax.by_numpy import mapped_by_numpy
 from fedpdmc.enclosures import Interval, TimeInterval, enclose, smoothed
 from fedpdmc.enclosures.taylor_models import whole
 from fedpdmc.errors import NoEnclosure
@@ -163,12 +163,12 @@ def test_gradients_are_those_of_the_values(table):
     steps = size * np.concatenate([np.eye(3), -np.eye(3)])
     for name, f in table.items():
         program = squared(f)
-        values = eagerly_mapped(program, (at[:, None] + steps).reshape(-1, 3)).reshape(2, 2, 3)
+        values = mapped_by_numpy(program, (at[:, None] + steps).reshape(-1, 3)).reshape(2, 2, 3)
         if not np.all(np.isfinite(values)):
             continue
         slopes = (values[:, 0] - values[:, 1]) / (2 * size)
         for gradient in (jax.grad(program), jax.jacfwd(program)):
-            np.testing.assert_allclose(eagerly_mapped(gradient, at), slopes, rtol=1e-5, atol=1e-6, err_msg=name)
+            np.testing.assert_allclose(mapped_by_numpy(gradient, at), slopes, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 @pytest.mark.parametrize(("domain", "table"), pairs([on_line, on_curve]))

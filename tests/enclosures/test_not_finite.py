@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.scipy.special import xlogy
-from tests.eager import eagerly
 
 import fedpdmc as fp
+from fedpdmc._jax.by_numpy import by_numpy
 from fedpdmc._jax.random_streams import chain_keys
 from fedpdmc.clocks import NOT_FINITE, answer
 from fedpdmc.clocks.thinning import ThinnedClock
@@ -61,7 +61,7 @@ def bounds(program, flips):
     """The largest numbers of the bounds on a short interval through the start, as lines and as polynomials."""
     a, v = START - np.array([0.005, 0.0]), np.ones(2)
     for order in (1, 2):
-        parts, error = eagerly(
+        parts, error = by_numpy(
             lambda a, v, h, order=order: program.curves(False, flips, a, v, h, order),
             a[:, None], v[:, None], np.array([0.01]),
         )  # fmt: skip
@@ -165,7 +165,7 @@ def test_no_bound_is_made_across_an_edge(name, flips):
     )
     with np.errstate(all="ignore"):
         for order in (1, 2):
-            found = eagerly(
+            found = by_numpy(
                 lambda *cell, order=order: enclose(rate, TimeInterval(order))(*curved_path(False, *cell, order)),
                 a.T,
                 v.T,

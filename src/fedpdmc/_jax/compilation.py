@@ -23,10 +23,6 @@ OPTIONS = {"xla_cpu_prefer_vector_width": "512"}
 # A third less to compile, where the compiler has this option; vectors of exponentials are slower.
 QUICK = {"xla_cpu_use_fusion_emitters": False}
 
-# Of so few numbers a program that runs a few times is compiled without optimisation, in three quarters of the time.
-LITTLE = 2**14
-HASTY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-
 # Whole loops are handed to a GPU as graphs, so that they go on without the host. Where they cannot be, they run as usual.
 GRAPHS = {
     "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,DYNAMIC_SLICE_FUSION,CONDITIONAL,WHILE",
@@ -66,30 +62,6 @@ def compiled_outside(function: Callable[..., T]) -> Callable[..., T]:
     return call
 
 
-def once(function: Callable[..., T]) -> Callable[..., T]:
-    """Like ``eqx.filter_jit``, for a function that is called only a few times.
-
-    Within another program it is a part of that. Compiled in haste, its values differ from those of `compiled` by rounding.
-    """
-    usual = eqx.filter_jit(function)
-
-    @functools.cache
-    def hasty() -> Callable[..., T]:
-        quick = QUICK if _has(*QUICK.items()) else {}
-        return eqx.filter_jit(function, compiler_options=HASTY | quick)  # type: ignore[call-overload]
-
-    @functools.wraps(function)
-    def call(*args):
-        arrays = [x for x in jax.tree.leaves(args) if isinstance(x, (jax.Array, np.ndarray))]
-        if any(isinstance(x, Tracer) for x in arrays):
-            return function(*args)
-        little = sum(x.size for x in arrays) <= LITTLE and jax.default_backend() == "cpu"
-        return (hasty() if little else usual)(*args)
-
-    return call
-
-
-@functools.cache
 def _has(*options: tuple[str, Any]) -> bool:
     """Whether this version of the compiler has these options."""
     try:

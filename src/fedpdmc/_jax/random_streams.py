@@ -13,7 +13,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int, Key, UInt32
 
-from fedpdmc._jax.compilation import apart, once
+from fedpdmc._jax.by_numpy import once
+from fedpdmc._jax.compilation import apart
 
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 PARITY = 0x1BD11BDA

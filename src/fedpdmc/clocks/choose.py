@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from fedpdmc._jax.compilation import once
+from fedpdmc._jax.by_numpy import once
 from fedpdmc.clocks.base import Clock
 from fedpdmc.clocks.closed_form import AffineClock, ExponentialClock, is_exponential
 from fedpdmc.clocks.dense import (

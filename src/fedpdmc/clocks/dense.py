@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from fedpdmc._jax.compilation import on_device, once
+from fedpdmc._jax.by_numpy import once
+from fedpdmc._jax.compilation import on_device
 from fedpdmc._jax.random_streams import exponentials, uniforms
 from fedpdmc.clocks.base import CandidateWalk, Clock, Path, accept, advance, keep_done, served, unit
 from fedpdmc.clocks.closed_form import affine_clock

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from fedpdmc._jax.compilation import computed_first, on_device, once
+from fedpdmc._jax.by_numpy import once
+from fedpdmc._jax.compilation import computed_first, on_device
 from fedpdmc._jax.random_streams import exponentials, uniforms
 from fedpdmc.clocks.base import (
     FINE,

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 import jax.numpy as jnp
 import numpy as np
 
-from fedpdmc._jax.compilation import once
+from fedpdmc._jax.by_numpy import once
 from fedpdmc.clocks import AdaptiveClock, Clock, ClockChoice, LatentClock
 from fedpdmc.clocks.choose import choose
 from fedpdmc.console.warnings import warn

@@ -18,7 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedpdmc._jax.compilation import compiled, mapped, on_device, once
+from fedpdmc._jax.by_numpy import once
+from fedpdmc._jax.compilation import compiled, mapped, on_device
 from fedpdmc._jax.precision import double_precision
 from fedpdmc._jax.programs import equations
 from fedpdmc.enclosures import not_finite_at
@@ -420,7 +421,7 @@ def derivatives_of(potential: Potential, x, spread=None):
 def _rule(dim: int, together: int, one: bool, dtype: np.dtype) -> tuple[jax.Array, ...]:
     """Points, weights, how many parts of them are used, and a spread of zero: for an average, or for one point.
 
-    The latter is an average over one point: a program is compiled once for both.
+    The latter is an average over one point: a program is read or compiled once for both.
     """
     points, weights = public_points(dim)
     parts = -(-len(weights) // together)
@@ -458,7 +459,7 @@ def _average(potential: Program | RandomEffects, x, spread, points, weights, cou
     return jax.lax.fori_loop(0, count, add, (jnp.zeros(()), jnp.zeros_like(x), jnp.zeros_like(spread)))
 
 
-# Effects are integrated out by many small steps, which are slow where they are compiled in haste.
+# Effects are integrated out by many small steps, which NumPy is slow at.
 _averaged, _averaged_effects = once(_average), compiled(_average, quickly=True)
 
 

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from fedpdmc._jax.compilation import on_device, once
+from fedpdmc._jax.by_numpy import once
+from fedpdmc._jax.compilation import on_device
 from fedpdmc.potentials.base import ROTATION_REACH, Field, Potential, Sum
 from fedpdmc.potentials.losses import Loss
 from fedpdmc.potentials.quadratic import Quadratic

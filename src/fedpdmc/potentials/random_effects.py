@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from fedpdmc._jax.compilation import on_device, once
+from fedpdmc._jax.by_numpy import once
+from fedpdmc._jax.compilation import on_device
 from fedpdmc.enclosures import check_continuity, smoothed
 from fedpdmc.potentials.base import LatentPotential
 from fedpdmc.potentials.latent_program import GroupedRemainder

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from fedpdmc._jax.compilation import on_device, once
+from fedpdmc._jax.by_numpy import once
+from fedpdmc._jax.compilation import on_device
 from fedpdmc._jax.random_streams import ChainKeys, chain_keys, normals, uniforms
 from fedpdmc.clocks import ClockChoice
 from fedpdmc.clocks.choose import LEAST_CHAINS, choices_in_one_process

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from fedpdmc._jax.compilation import mapped, once
+from fedpdmc._jax.by_numpy import once
+from fedpdmc._jax.compilation import mapped
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import FedPDMCError, ImproperPosterior, InputError, ModeNotFound, NoMode
 from fedpdmc.members.site import Site

@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedpdmc._jax.compilation import mapped, once
+from fedpdmc._jax.by_numpy import once
+from fedpdmc._jax.compilation import mapped
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.console.progress import Tick, clock, report
 from fedpdmc.console.warnings import warn

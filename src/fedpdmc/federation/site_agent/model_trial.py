@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedpdmc._jax.compilation import once
+from fedpdmc._jax.by_numpy import once
 from fedpdmc.enclosures import Interval, continuity, enclose
 from fedpdmc.errors import FedPDMCError, InputError, RequestRefused
 from fedpdmc.federation.dry_run import records_of

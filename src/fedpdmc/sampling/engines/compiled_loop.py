@@ -20,7 +20,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Key, UInt8, UInt32
 
-from fedpdmc._jax.compilation import compiled, on_device, once, strong_types
+from fedpdmc._jax.by_numpy import once
+from fedpdmc._jax.compilation import compiled, on_device, strong_types
 from fedpdmc._jax.garbage_collection import Uncollected
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.clocks import Clock, LatentClock, Path, Walk, answer, follow, holding

@@ -21,7 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from fedpdmc._jax.compilation import apart, compiled, once, strong_types
+from fedpdmc._jax.by_numpy import once
+from fedpdmc._jax.compilation import apart, compiled, strong_types
 from fedpdmc._jax.garbage_collection import Uncollected
 from fedpdmc._jax.precision import double_precision
 from fedpdmc._jax.random_streams import exponentials, normals, uniforms
