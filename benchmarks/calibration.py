@@ -115,6 +115,13 @@ def one(name: str, seeds: range, options: dict) -> dict:
                       "size": exact.size}}  # fmt: skip
 
 
+def narrow(blind: bool) -> None:
+    """References are not widened from here on; blind: the verdict has to see it from the draws alone."""
+    Tails.widens = False
+    if blind:
+        Tails._note = lambda self, way, ratio, ridge=False: None
+
+
 def judge(report: dict) -> dict:
     """What is printed of a case."""
     runs, exact = report["runs"], {key: np.asarray(value) for key, value in report["truth"].items()}
@@ -162,10 +169,13 @@ def main() -> None:
         "--narrow", action="store_true", help="references that are not widened: the verdict must see it"
     )
     parser.add_argument("--one", help="one case in this process, as JSON")
+    parser.add_argument(
+        "--blind", action="store_true", help="with --narrow: the verdict does not know of the points at which tails were measured"
+    )
     options = parser.parse_args()
     seeds = range(options.first, options.first + options.seeds)
     if options.narrow:
-        Tails.widens = False
+        narrow(options.blind)
     if options.one:
         print(json.dumps(one(options.one, seeds, NARROW if options.narrow else {})))
         return
@@ -175,7 +185,7 @@ def main() -> None:
 
     def run(name: str) -> dict:
         words = ["--one", name, "--seeds", str(options.seeds), "--first", str(options.first)]
-        words += ["--narrow"] * options.narrow
+        words += ["--narrow"] * options.narrow + ["--blind"] * options.blind
         return {"case": name} | child.report("calibration", words, options.limit, {})
 
     with ThreadPoolExecutor(options.processes) as pool:

@@ -557,6 +557,15 @@ def _laplace_tails() -> Case:
     return own(value, prior, 1, data)
 
 
+def _banana(x, data):
+    return 0.5 * jnp.sum((data[0] - x[1] + 0.5 * x[0] ** 2) ** 2)
+
+
+case("own function, a banana")(
+    lambda: own(_banana, fp.models.normal_prior(2, scale=1.5), 2, np.random.default_rng(3).normal(size=24))
+)
+
+
 @case("own function, two modes at ±4")
 def _bimodal() -> Case:
     value = lambda x, data: -jnp.logaddexp(-0.5 * (x[0] - 4) ** 2, -0.5 * (x[0] + 4) ** 2) + 0.5 * x[1] ** 2  # noqa: E731
