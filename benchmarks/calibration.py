@@ -170,7 +170,9 @@ def main() -> None:
     )
     parser.add_argument("--one", help="one case in this process, as JSON")
     parser.add_argument(
-        "--blind", action="store_true", help="with --narrow: the verdict does not know of the points at which tails were measured"
+        "--blind",
+        action="store_true",
+        help="with --narrow: the verdict does not know of points in the tails",
     )
     options = parser.parse_args()
     seeds = range(options.first, options.first + options.seeds)

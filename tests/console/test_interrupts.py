@@ -81,6 +81,8 @@ def test_parties_that_wait_for_each_other(tmp_path):
         assert status == 130 and "log is in stores/north" in said and "the same command to take part again" in said
     with Terminal(listening, folder=folder.path) as coordinator:
         status, said = interrupt(coordinator, "waiting for the sites")
+    # Nothing else is said to be done while no site has joined.
+    assert said.rindex("waiting for the sites") > said.rfind("finding the mode")
     assert status == 130 and "The samples so far are in stores/coordinator" in said and "same command to resume" in said
 
 

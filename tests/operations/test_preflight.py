@@ -1,5 +1,6 @@
 """`--check`, against a coordinator that runs: what is good is said, what is not is named with its remedy."""
 
+import re
 import shutil
 import socket
 import types
@@ -124,6 +125,14 @@ def test_a_policy_that_does_not_allow_the_contract(call, tmp_path, parties):
     (tmp_path / "policy.toml").write_text(text)
     found = call.site(1, policy=tmp_path / "policy.toml")
     assert bad(found) == {"policy"} and "POLICY_RECORDS" in found["policy"]
+
+
+def test_a_limit_of_bits_that_a_run_will_reach_is_said_before(call, tmp_path, parties):
+    text = (parties.folder.path / "policy.toml").read_text()
+    for most, early in ((1.0, True), (1e3, False)):
+        (tmp_path / "policy.toml").write_text(re.sub(r"most_bits(_in_all)? = .*", rf"most_bits\1 = {most}", text))
+        said = call.site(policy=tmp_path / "policy.toml")["policy"]
+        assert f"{12 * most:,.0f} bits about 12 records" in said and ("INFORMATION_SPENT" in said) == early
 
 
 def test_a_missing_ledger_and_another_contract(call, tmp_path):

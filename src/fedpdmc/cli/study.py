@@ -1,6 +1,7 @@
 """A contract tried out on one machine, model files, and what can be done after a run: fit, effects, report, audit log."""
 
 import contextlib
+import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -30,6 +31,7 @@ def _check(
     from fedpdmc.study import read_study
     from fedpdmc.study.description import choice, released
 
+    _silence_single_answers()
     contract = read_study(study)
     say(f"{contract.name}: {contract.family}, {contract.formula}; sites {', '.join(contract.sites)}")
     say(f"parameters: {', '.join(contract.names)}")
@@ -67,6 +69,7 @@ def run(
     remains(f"Interrupted. {kept if store else f'Nothing was saved. {resume}'}", finishes=True)
     import fedpdmc as fp
 
+    _silence_single_answers()
     sources, queries = _by_site(data, "data"), _by_site(query or [], "query")
     stray = sorted(set(queries) - set(sources))
     if stray:
@@ -86,6 +89,11 @@ def run(
     else:
         say("The posterior was not saved. Give --out FOLDER to save it.")
     return 0
+
+
+def _silence_single_answers() -> None:
+    """No log line for every answer of sites in this process."""
+    logging.getLogger("fedpdmc.site.bits").setLevel(logging.WARNING)
 
 
 @contextlib.contextmanager

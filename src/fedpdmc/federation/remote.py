@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedpdmc.console.progress import report
 from fedpdmc.errors import BadAnswer, LimitReached
 from fedpdmc.federation import masking, messages
 from fedpdmc.federation.answer_checks import (
@@ -303,6 +304,8 @@ class RemoteFederation(Federation):
                         raise BadAnswer(name, "a key that is not signed with a valid certificate of this site")
             return found
 
+        if not self.transport.complete():
+            report("waiting for the sites")
         return self.journal.ask(requests, self.transport, checked)
 
     def _ask(self, requests: Sequence[Request | None], kind: type) -> list:

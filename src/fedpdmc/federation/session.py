@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from fedpdmc.console.interrupts import Interrupted
-from fedpdmc.console.progress import report, show_prior, showing
+from fedpdmc.console.progress import show_prior, showing
 from fedpdmc.errors import InputError
 from fedpdmc.federation.checkpoint import Checkpoint, OpeningJournal
 from fedpdmc.federation.derivative_plausibility import Plausible, doubts
@@ -123,7 +123,6 @@ class Connection(StudyConnection):
         with showing(progress, self.transport.status) as this:
             if self.shown_to is not None:
                 self.shown_to(this)
-            report("waiting for the sites")
             try:
                 return _sample(self, ess=ess, duration=duration, keep=keep, progress=progress)
             except KeyboardInterrupt:

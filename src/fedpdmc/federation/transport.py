@@ -78,6 +78,10 @@ class Transport(abc.ABC):
         """The connection of each site, if the engine knows."""
         return []
 
+    def complete(self) -> bool:
+        """Whether every site has joined."""
+        return True
+
     @abc.abstractmethod
     def close(self) -> None:
         """Close the connections to the sites."""

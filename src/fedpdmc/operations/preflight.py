@@ -190,8 +190,9 @@ class SiteCheck(Check):
     def _policy(self) -> str:
         self.policy = read_policy(self.policy_path)
         records = site_records(self.study, self.name, self.source, self.query, self.policy.record_id)
-        admit(self.study, self.name, records, self.policy, self.ledger_path)
-        return "allows this contract with these records"
+        information = admit(self.study, self.name, records, self.policy, self.ledger_path)[1]
+        outlook = information.outlook(len(self.study.names))
+        return "; ".join(["allows this contract with these records"] + [outlook] * bool(outlook))
 
     def _ledger(self) -> str:
         budget = self.study.budget(self.ledger_path, self.name, **self.policy.budget_terms(self.study))

@@ -149,6 +149,10 @@ class StreamTransport(Transport):
         """The connection of each site."""
         return [mailbox.state() for mailbox in self._mailboxes.values()]
 
+    def complete(self) -> bool:
+        """Whether every site has joined."""
+        return all(mailbox.joined for mailbox in self._mailboxes.values())
+
     def status(self) -> str:
         """Each site with its last round trip, or for how long it is lost, or is being waited for if it never joined."""
         words = []

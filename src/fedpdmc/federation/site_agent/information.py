@@ -38,6 +38,7 @@ from fedpdmc.plan import Plan
 from fedpdmc.study.policy import MOST_BITS, PARTS_OF_TABLE, Policy
 
 logger = logging.getLogger("fedpdmc.site")
+bits_logger = logging.getLogger("fedpdmc.site.bits")  # of every single answer
 TIMES = 4  # of each chain and plan at which the rate is evaluated
 VELOCITIES = 8  # drawn anew for each event
 TOGETHER = 16  # chains after which the predictor learns
@@ -51,6 +52,7 @@ LEAST_TIME = 21.0  # of each chain
 PARTS = 16  # of a run's time, for which its cost is estimated one after the other
 POINTS = 64  # of the reference from which the cost of a part is estimated
 NO_LIMITS = math.inf, math.inf
+USUAL = 20.0  # bits of a run with 1,000 effective samples, for each number of a gradient and a Hessian
 SPENT = "INFORMATION_SPENT"  # the code of a refusal
 
 
@@ -93,6 +95,19 @@ class Information:
         """Bits that the site may still give away."""
         study, every = (limit * self.records for limit in self.limits)
         return min(study - self.bits, every - self.bits - self._others)
+
+    def outlook(self, dim: int) -> str:
+        """For the site's operator, before a run: what may leave, and whether that suffices for so many parameters."""
+        if self.left == math.inf:
+            return ""
+        usual = USUAL * dim * (dim + 3) / 2
+        words = f"{max(self.left, 0.0):,.0f} bits about {self.records:,} records may leave"
+        if self.left > usual:
+            return words
+        return (
+            f"{words}, and 1,000 effective samples of {dim} parameters take about {usual:,.0f}: the run may end early "
+            "(INFORMATION_SPENT). Agree on a privacy budget or fewer parameters, or set most_bits (docs/information.md)"
+        )
 
     def begin(self, request: str, again: bool) -> None:
         """Charge what follows to this request; ``again``: a process that was killed had begun it, and nothing has left."""
@@ -225,7 +240,7 @@ class Information:
         return float(nats)
 
     def _add(self, bits: float, what: str, level: int = logging.INFO) -> None:
-        logger.log(level, "%s: %.1f bits", what, bits)
+        bits_logger.log(level, "%s: %.1f bits", what, bits)
         both = self.bits + bits, self._others
         self.bits, self._others = both if self.keep is None else self.keep(bits, self._request)
 
