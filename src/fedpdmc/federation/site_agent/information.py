@@ -52,7 +52,8 @@ LEAST_TIME = 21.0  # of each chain
 PARTS = 16  # of a run's time, for which its cost is estimated one after the other
 POINTS = 64  # of the reference from which the cost of a part is estimated
 NO_LIMITS = math.inf, math.inf
-USUAL = 20.0  # bits of a run with 1,000 effective samples, for each number of a gradient and a Hessian
+USUAL = 16.0  # bits of a run with 1,000 effective samples, for each number of a gradient and a Hessian
+USUAL_AT_LEAST = 70.0  # and in addition, whatever their number
 SPENT = "INFORMATION_SPENT"  # the code of a refusal
 
 
@@ -100,7 +101,7 @@ class Information:
         """For the site's operator, before a run: what may leave, and whether that suffices for so many parameters."""
         if self.left == math.inf:
             return ""
-        usual = USUAL * dim * (dim + 3) / 2
+        usual = USUAL_AT_LEAST + USUAL * dim * (dim + 3) / 2
         words = f"{max(self.left, 0.0):,.0f} bits about {self.records:,} records may leave"
         if self.left > usual:
             return words
