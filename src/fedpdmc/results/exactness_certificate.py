@@ -111,7 +111,8 @@ class Certificate(list[dict[str, Any]]):
             for key in ("model", "continuity", "rounding"):
                 if key in entry:
                     lines.append(f"  {key}: {entry[key]}")
-            lines.append(f"  evaluations: {', '.join(f'{count:,}' for count in counts)}")
+            if any(counts):
+                lines.append(f"  evaluations: {', '.join(f'{count:,}' for count in counts)}")
             for key, title in zip(("primitives", "functions", "taught"), TITLES, strict=True):
                 if entry.get(key):
                     lines.append(f"  {title}: {', '.join(entry[key])}")

@@ -288,7 +288,9 @@ def _sites(post: Posterior, released: Sequence[str]) -> str:
     lines = [f"{name}: {100 * own['share']:.3g} % of the information" for name, own in weights.items()]
     lines += [*post.settings.get("doubts", []), *information_lines(post)]
     words = f"<p>Sites released: {escape('; '.join(released))}.</p>" if released else ""
-    return cost + _table(table.loc[site]) + (_list(lines) if lines else "") + words
+    # Over a network sites may keep their passes to themselves.
+    table = table.loc[site, list(columns) if post.gradient_evaluations[site].any() else list(columns[:2])]
+    return cost + _table(table) + (_list(lines) if lines else "") + words
 
 
 def _convergence(post: Posterior) -> str:
