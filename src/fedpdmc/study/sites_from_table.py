@@ -288,6 +288,7 @@ MOST_OFFSET = 15.0
 POSITIVE = r"log\(|/|\*\*"
 # What to do about values out of bounds.
 WIDEN = ' For more, give fedpdmc.sites wider bounds and sample: columns={{"{name}": {{"bounds": [least, most]}}}}.'
+WIDEN_SPLINES = " In bs() give the same ends: lower=, upper=."
 
 
 class Sites(DescribedSites):
@@ -871,7 +872,8 @@ def check_table(study: Study, table: Any, where: str = "table", *, response: boo
     if not count:
         raise InputError(where, "no records", "Give at least one record.")
     raw = {column: _as_declared(series, study.columns[column]) for column, series in raw.items()}
-    return check_records(study, raw, Origin(where, None), count, widen=WIDEN)
+    splines = study.formula and any(function.kind == "bs" for function in study.design.functions)
+    return check_records(study, raw, Origin(where, None), count, widen=WIDEN + WIDEN_SPLINES * bool(splines))
 
 
 def _as_declared(series: pl.Series, column: Column) -> pl.Series:
