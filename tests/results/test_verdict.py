@@ -161,6 +161,21 @@ def test_a_good_default_run_has_converged_and_its_ess_is_not_a_count_of_draws():
     assert max(found.values()) <= post.chains * post.diagnostic_draws() and found["energy"] < 0.9 * max(found.values())
 
 
+def test_nothing_is_advised_that_a_spent_budget_cannot_buy():
+    values = np.random.default_rng(0).standard_normal((8, 4, 1))
+    found = diagnose(values, ["x"], values[:, 0])
+    for spent, advised in ((0.2, "extend"), (0.99, "larger privacy budget")):
+        verdict = judge(found, 8, SETTINGS | {"spent": spent}, 0.0)
+        assert not verdict and len(verdict.remedies) == 1 and advised in verdict.remedies[0]
+
+
+def test_draws_in_one_shot_do_not_say_that_they_converged():
+    values = np.random.default_rng(0).standard_normal((64, 100, 1))
+    found = diagnose(values, ["x"], values[:, 0])
+    verdict = judge(found, 64, SETTINGS | {"exact": False}, 0.0)
+    assert str(verdict).startswith("NOT exact, in one shot") and "converged" not in str(verdict)
+
+
 def test_tail_sizes_are_those_of_arviz():
     import arviz as az
 

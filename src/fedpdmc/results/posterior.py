@@ -229,7 +229,9 @@ class Posterior:
             found = diagnose(values, [*self.names, "energy"], starts, bool(self.settings.get("wide_starts")))
             away = np.abs(origin.mean(0) - mean) / np.sqrt(np.maximum(np.diag(cov), 1e-300))
             crossed = other_modes_crossed(self.settings.get("modes", []), draws)
-            self._found = found, judge(found, self.chains, self.settings | {"modes": crossed}, float(away.max()))
+            spent = max((one["spent"] for one in (self.privacy or {}).values()), default=0.0)
+            known = self.settings | {"modes": crossed, "spent": spent}
+            self._found = found, judge(found, self.chains, known, float(away.max()))
         return self._found
 
     @property

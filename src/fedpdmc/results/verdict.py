@@ -26,6 +26,8 @@ SMALL_TRACE = 1.0
 NOT_SEARCHED = "Other modes were not searched for: "
 NOT_ON_A_NETWORK = "over a network that would ask sites for more points than contracts allow"
 NOT_ASKED = "the reference was given or is the identity, or sites have private latents or a privacy budget"
+ONE_SHOT = "NOT exact, in one shot: independent draws of an approximation, whose error they do not show."
+MOSTLY_SPENT = 0.95  # part of a privacy budget after which a run cannot go on for long
 # Between what speaks against a run and what to do about it.
 TO_DO = " To do: "
 
@@ -67,6 +69,7 @@ class Verdict:
     worst: str
     ess_tail: float = float("inf")
     note: str = ""
+    one_shot: bool = False  # draws of an approximation, with nothing to converge
 
     def __bool__(self) -> bool:
         return self.converged
@@ -74,6 +77,8 @@ class Verdict:
     def __str__(self) -> str:
         if not self.converged:
             return f"NOT converged: {'; '.join(self.reasons)}.{TO_DO}{'; or '.join(self.remedies)}."
+        if self.one_shot:
+            return ONE_SHOT
         return (
             f"converged: R-hat at most {self.rhat:.3f} (a perfect sampler: {self.rhat_floor:.3f}), ESS at least "
             f"{self.ess:,.0f} ({self.worst}; tails {self.ess_tail:,.0f}), {self.ess_per_chain:.3g} for each chain; no drift "
@@ -163,7 +168,7 @@ def judge(found: Diagnosis, chains: int, settings: dict[str, Any], distance: flo
         unsearched += NOT_ON_A_NETWORK if "study" in settings else NOT_ASKED
     return Verdict(
         not reasons, tuple(reasons), tuple(remedies), ess, each, float(found.rhat.max()), float(found.floor.max()),
-        found.names[worst], float(found.tail[tail]), unsearched,
+        found.names[worst], float(found.tail[tail]), unsearched, settings.get("exact") is False,
     )  # fmt: skip
 
 
@@ -187,6 +192,11 @@ def _remedies(
     burn: bool, more: bool, ess: float, chains: int, settings: dict[str, Any], least: float = 0.0
 ) -> list[str]:
     """What to do, in terms of `sample` or of a study's contract; ``least`` is the shortest burn-in that helps."""
+    if settings.get("spent", 0.0) > MOSTLY_SPENT:
+        # Nothing else can be bought.
+        return [
+            "ask for a larger privacy budget, or for an answer in one shot, which needs less (method='private-laplace')"
+        ]
     remedies, duration, contract = [], float(settings["duration"]), "study" in settings
     if settings["reference"] == "identity":
         where = "with a contract that has reference = 'laplace'" if contract else "(reference='laplace')"
