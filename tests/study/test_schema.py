@@ -1,6 +1,7 @@
 """The keys of contracts and policies: what is written keeps its digest, and every error says where, what and what else."""
 
 import hashlib
+import json
 
 import msgspec
 import numpy as np
@@ -77,6 +78,26 @@ def test_a_contract_from_a_table_is_written_as_ever(name):
     study = fp.sites(table(), by="site", **WRITTEN[name]).study
     assert study.digest.hex() == hashlib.sha256(study.text).hexdigest() == DIGESTS[name]
     assert parse_study(study.text).names == study.names
+
+
+def test_a_contract_with_bounds_from_records_has_no_budget_until_they_are_stated(tmp_path):
+    budget = (
+        '\n[privacy]\nepsilon = 1.0\ndelta = 1e-6\n[dynamics]\nkind = "ZigZag"\nreference = "none"\ncontrol = "none"\n'
+    )
+    stated = {"age": {"bounds": [18, 110], "center": 50, "scale": 10}, "ill": {"levels": ["0", "1"]}}
+    for given, named in ((None, ["ill", "age"]), ({"age": {"bounds": [18, 110]}}, ["ill", "age"]), (stated, [])):
+        sites = fp.sites(table(), by="site", formula="ill ~ age", family="logistic", columns=given)
+        written = sites.write(tmp_path / "study.toml").read_text()
+        assert sites.study.names == parse_study(written.encode()).names
+        assert (f"from_table = {json.dumps(named)}" in written) == bool(named) == ("from_table" in written)
+        private = written.replace('derivatives = "summed"', 'derivatives = "none"') + budget
+        if named:
+            with pytest.raises(InputError, match=r"from_table: found 'ill', 'age' with a table \[privacy\]"):
+                parse_study(private.encode())
+        else:
+            assert parse_study(private.encode()).epsilon == 1.0
+    with pytest.raises(InputError, match="from_table: found 'agee'. The columns are"):
+        parse_study(written.replace("\n", '\nfrom_table = ["agee"]\n', 1).encode())
 
 
 @pytest.mark.parametrize(

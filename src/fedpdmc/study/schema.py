@@ -504,6 +504,7 @@ class ContractKeys(Keys):
     releases: ReleaseKeys
     limits: LimitKeys
     missing: Annotated[Literal["refuse", "drop"], doc("records with a missing value in a used column")] = "refuse"
+    from_table: Annotated[tuple[str, ...], doc("columns whose bounds, levels, centre or scale come from records")] = ()
     dynamics: ZigZagKeys | BouncyKeys | BoomerangKeys | FactorisedKeys = msgspec.field(default_factory=BoomerangKeys)
     run: RunKeys = msgspec.field(default_factory=RunKeys)
     privacy: PrivacyKeys | None = None
@@ -515,6 +516,15 @@ class ContractKeys(Keys):
         # It is shown in lines of logs, checks and registers: a second line could pass for one of those.
         if not self.name.isprintable():
             raise InputError("name", repr(self.name)[:200], "Give a text of one line.")
+        if unknown := sorted(set(self.from_table) - set(self.columns)):
+            raise InputError("from_table", repr(unknown[0]), f"The columns are {', '.join(self.columns)}.")
+        if self.privacy is not None and self.from_table:
+            found = f"{', '.join(map(repr, self.from_table))} with a table [privacy]"
+            remedy = (
+                "Bounds, levels, centres and scales that were taken from records say something about them, and so does a "
+                "prior that follows from them. Write what is possible and usual whoever takes part, and remove from_table."
+            )
+            raise InputError("from_table", found, remedy)
 
 
 # Writing --------------------------------------------------------------------------------------------------------------

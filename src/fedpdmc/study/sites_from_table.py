@@ -53,7 +53,7 @@ from fedpdmc.study.prior_names import (
     prior_by_name,
 )
 from fedpdmc.study.read_data import Origin, check_records, read_all_sites
-from fedpdmc.study.schema import VALUES, Column, contract_text
+from fedpdmc.study.schema import VALUES, Column, contract_text, toml_lines
 from fedpdmc.study.study_response import Responses
 from fedpdmc.validation import integer, one_of, suggest
 
@@ -306,8 +306,8 @@ class Sites(DescribedSites):
         The checked records of each site, by name, in the units of the model.
     """
 
-    def __init__(self, study: Study, tables: dict[str, pd.DataFrame], prior: Prior):
-        self.study, self.tables, self._prior = study, tables, prior
+    def __init__(self, study: Study, tables: dict[str, pd.DataFrame], prior: Prior, from_table: Sequence[str] = ()):
+        self.study, self.tables, self._prior, self._from_table = study, tables, prior, list(from_table)
         self._members = tuple(_site(study, name, records) for name, records in tables.items())
         self.prior = study.prior() if study.effects or prior.in_contracts else prior.potential()
         self.prior_lines = prior_lines(study, prior)
@@ -332,7 +332,8 @@ class Sites(DescribedSites):
     def write(self, path: str | Path) -> Path:
         """Write the contract, `study.toml`, for the same analysis over a network, and its model file next to it.
 
-        Its bounds, centres and scales come from the table, rounded: check them before you send it.
+        Its bounds, centres and scales come from the table, rounded: check them before you send it. Columns of which
+        ``columns=`` did not give them, or levels, are named in ``from_table``; a privacy budget allows none.
 
         Raises
         ------
@@ -343,7 +344,13 @@ class Sites(DescribedSites):
             remedy = "Contracts have no prior that is flat for some parameters only: say normal."
             raise InputError("prior", "; ".join(self._prior.lines()), remedy)
         path = Path(path)
-        path.write_bytes(self.study.text)
+        text = self.study.text
+        if self._from_table:
+            # The digest of a study of one process does not depend on it.
+            text = text.replace(
+                b"\n", b"\n" + "\n".join(toml_lines({"from_table": self._from_table})).encode() + b"\n", 1
+            )
+        path.write_bytes(text)
         if self.study.model is not None and self.study.model_file is not None:
             self.study.model.model.save(path.parent / self.study.model_file)
         return path
@@ -593,7 +600,10 @@ def sites(
     of_spread = {} if mixed is None else {"spread": spread, "spread_scale": spread_scale}
     study = parsed({"prior": rule.table() | of_spread})
     records = read_all_sites(parts, lambda site: check_table(study, parts[site], f"table of site {site!r}"))
-    found = Sites(study, records, rule)
+    of_numbers = {"bounds", "center", "scale"} if standardize else {"bounds"}
+    stated = {name for name, keys in (columns or {}).items() if "levels" in keys or of_numbers <= set(keys)}
+    from_table = [one.name for one in declared.values() if one.type != "key" and one.name not in stated]
+    found = Sites(study, records, rule, from_table)
     _name_dependent_columns(study, found.tables)
     shares = {site: gone / read for site, (gone, read) in found.dropped().items()}
     if many := [f"{site} {100 * share:.0f} %" for site, share in shares.items() if share > MANY_DROPPED]:
