@@ -747,8 +747,9 @@ def _rounding(
         for known, off in zip(sensitivity, (first, second), strict=True)
     ):
         raise PlanRefused(
-            f"site {site.name!r}: a point so far away that rounding is not small against the effect of one record (code "
-            "BAD_POINT)."
+            f"site {site.name!r}: with up to {bounds.most_records:,} records and predictors this large, rounding is not "
+            "small against the effect of one record (code BAD_POINT). Declare the most records that there can be, "
+            "Bounds(most_records=...), or tighter bounds and a smaller region."
         )
     return first, second
 
