@@ -1,5 +1,6 @@
 """A coordinator with a good key tries to read records from what the sites tell of their derivatives."""
 
+import contextlib
 import re
 import threading
 from pathlib import Path
@@ -28,7 +29,7 @@ from fedpdmc.federation.site_agent.start import open_agent
 from fedpdmc.federation.site_agent.trust_region import WIDEST
 from fedpdmc.federation.transport import DirectTransport, Request
 from fedpdmc.privacy.gaussian_mechanism import FINEST, from_triangle
-from fedpdmc.study import read_policy, read_records
+from fedpdmc.study import parse_study, read_data, read_policy, read_records
 from fedpdmc.study.record_shares import largest_leverage
 
 RUN, RECORDS = b"r" * 16, 100
@@ -553,8 +554,12 @@ def test_a_term_that_one_record_carries_is_refused_where_no_derivatives_are_rele
         (folder.path / "north.csv").write_text("\n".join(["ill,drug,age,ward", *lines, f"{ill},verum,65,A"]) + "\n")
         return folder.agent("north", folder.path / "store")
 
-    with pytest.raises(InputError, match="one record with a share of 1 in some direction.*largest_share = 0.75"):
+    # Without derivatives nothing is told before the first arrivals, so it must not depend on who is there.
+    with pytest.raises(InputError, match="one part in 64 of the range of 'age' may have a share of 1"):
         opened("yes", "checked")
+    monkeypatch.setattr(read_data, "narrow_term", lambda *given: "")
+    with pytest.raises(InputError, match="one record with a share of 1 in some direction.*largest_share = 0.75"):
+        opened("yes", "by records")
     opened("yes", "honest", SPIKE.replace("I(0.001 / ((age - 65) ** 2 + 0.000001))", "age + I(age ** 2)")).log.close()
     monkeypatch.setattr(start, "check_shares", lambda *given: None)
     told = []
@@ -567,6 +572,57 @@ def test_a_term_that_one_record_carries_is_refused_where_no_derivatives_are_rele
         told.append(messages.decode(agent.answer(messages.encode(messages.Plans(RUN, 2, *plans)))).rang.tolist())
         agent.log.close()
     assert told == [[1] * 4, [0] * 4]
+
+
+@pytest.mark.parametrize("checked", [True, False])
+def test_joining_does_not_tell_who_is_there_by_a_formula(tmp_path, monkeypatch, checked):
+    """As before, a site took part exactly if nobody had that age."""
+    if not checked:
+        monkeypatch.setattr(read_data, "narrow_term", lambda *given: "")
+    joined = []
+    for age in (65, 50):
+        folder = Guarded(tmp_path / str(age), SPIKE, CAREFUL + f'dataset = "{age}"\n')
+        lines = [f"{'yes' if k % 3 else 'no'},{'verum' if k % 2 else 'placebo'},{40 + k % 20},A" for k in range(99)]
+        (folder.path / "north.csv").write_text("\n".join(["ill,drug,age,ward", *lines, f"yes,verum,{age},A"]) + "\n")
+        try:
+            folder.agent("north", folder.path / "store").log.close()
+            joined.append(True)
+        except InputError:
+            joined.append(False)
+    assert joined == ([False, False] if checked else [False, True])
+
+
+@pytest.mark.parametrize(
+    "term",
+    [
+        "I(age ** 8)",
+        "I((age - 50) ** 2)",
+        "I(1 / age)",
+        "I(age * weight)",
+        "I((age - 40) * (weight - 80))",
+        "I(age / 10)",
+    ],
+)
+def test_usual_terms_are_not_narrow(term):
+    contract = SPIKE.replace("I(0.001 / ((age - 65) ** 2 + 0.000001))", term)
+    contract = contract.replace("[prior]", 'weight = { type = "number", bounds = [0, 200] }\n\n[prior]')
+    assert read_data.narrow_term(parse_study(contract.encode()), 0.75) == ""
+
+
+def test_trials_count_where_one_record_has_too_large_a_share(tmp_path):
+    """Of a million trials; without them it is one of a hundred."""
+    contract = SPIKE.replace("I(0.001 / ((age - 65) ** 2 + 0.000001))", "age").replace(
+        'ill = { type = "level", levels = ["no", "yes"] }', 'ill = { type = "count", bounds = [0, 1e6] }'
+    )
+    contract = contract.replace("[model]", '[model]\ntrials = "ward"').replace(
+        "[prior]", 'ward = { type = "count", bounds = [1, 1e6] }\n\n[prior]'
+    )
+    for most in (1, 10**6):
+        folder = Guarded(tmp_path / str(most), contract, CAREFUL + f'dataset = "{most}"\n')
+        lines = [f"{k % 2},{'verum' if k % 2 else 'placebo'},{40 + k % 20},1" for k in range(99)]
+        (folder.path / "north.csv").write_text("\n".join(["ill,drug,age,ward", *lines, f"1,verum,50,{most}"]) + "\n")
+        with pytest.raises(InputError, match="one record") if most > 1 else contextlib.nullcontext():
+            folder.agent("north", folder.path / "store").log.close()
 
 
 def test_the_largest_share_is_that_of_the_worst_direction():

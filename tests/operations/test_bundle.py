@@ -138,6 +138,11 @@ def test_a_bundle_that_was_changed_is_refused_and_nothing_is_unpacked(folder, tm
     with pytest.raises(InputError):
         read_bundle(bundle)
     assert {path for path in tmp_path.rglob("*")} == before
+    # What it says in an error is one line that does nothing on a terminal.
+    with pytest.raises(InputError) as error:
+        read_bundle(rewritten(tmp_path / "study.zip", tmp_path / "changed.zip", **{"x\x1b[2J\nReady. Run: id": b"x"}))
+    assert str(error.value).isprintable()
+    (tmp_path / "changed.zip").unlink()
     (tmp_path / "text.zip").write_text("no archive")
     with pytest.raises(InputError, match="fedpdmc bundle"):
         read_bundle(tmp_path / "text.zip")

@@ -136,10 +136,32 @@ def test_strangers_are_refused_and_do_not_stop_the_door(study, reception):
     ):
         with pytest.raises(InputError, match="not valid"):
             accept_invitation(changed, study / "x", lambda code: True)
+    # Lists of lists, which a parser of JSON gives up with another error; nobody's thread ends with it.
+    raised, hook = [], threading.excepthook
+    threading.excepthook = raised.append
+    with socket.create_connection((host, int(port)), 5.0) as plain, anybody().wrap_socket(plain) as line:
+        line.sendall((10**5).to_bytes(4, "big") + b"[" * 10**5)
+        assert line.recv(1) == b""
+    threading.excepthook = hook
+    assert not raised
     # A certificate that the token does not name: nothing is sent.
     with pytest.raises(InputError, match="another certificate"):
         accept_invitation(token(reception)._replace(certificate="00" * 32), study / "y", lambda code: True)
     assert join(reception, token(reception), study / "a") == ([], True)
+
+
+def anybody():
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+def test_the_words_of_a_refusal_are_one_line_that_does_nothing(study, reception):
+    """Who has changed a token is dialled, and his words are shown: they could pass for lines of this program."""
+    reception._open = lambda *_: "\x1b[2J\nReady. Now run: id\u202e"
+    with pytest.raises(InputError, match="a refusal") as error:
+        accept_invitation(token(reception), study / "x", lambda code: True)
+    assert str(error.value).isprintable() and "Ready. Now run: id" in str(error.value)
 
 
 class Between:
@@ -217,7 +239,10 @@ def test_somebody_between_them_cannot_make_the_codes_agree(study, reception, mon
     assert not (study / "a" / "keys" / "certificate.pem").exists()
 
 
-@pytest.mark.parametrize("text", ["fedpdmc1-", "fedpdmc1-bm90", "fedpdmc1-W10", "fedpdmc1-WyJhIl0"])
+NESTED = "fedpdmc1-" + base64.urlsafe_b64encode(b"[" * 10**5).decode()
+
+
+@pytest.mark.parametrize("text", ["fedpdmc1-", "fedpdmc1-bm90", "fedpdmc1-W10", "fedpdmc1-WyJhIl0", NESTED])
 def test_a_damaged_token_is_named(text):
     with pytest.raises(InputError, match="token"):
         read_token(text)

@@ -44,6 +44,7 @@ delta = 1e-6
 neighbours = "label"
 """
 CAREFUL = POLICY.replace("largest_share = 1.0\nleast_cell = 1\n", "").replace("least_records = 2", "least_records = 20")
+CAREFUL = CAREFUL.replace('["logistic"]', '["logistic", "poisson"]')
 PEOPLE = [(*row, "no", f"P{place:04}") for place, row in enumerate(rows("north", 150))]
 
 
@@ -365,7 +366,7 @@ def test_a_register_that_was_replaced_during_a_run_takes_no_charges(site):
 def test_weights_that_leave_out_few_are_refused(site, monkeypatch, policy, marked):
     """All patients, and those per protocol: a column of weights leaves out one, who is then known by subtraction."""
     if not marked:
-        monkeypatch.setattr(start, "marked_records", lambda weights, offset: [""] * len(weights))
+        monkeypatch.setattr(start, "marked_records", lambda weights, *more: [""] * len(weights))
     people = [(*row[:3], int(place != 7), row[4]) for place, row in enumerate(PEOPLE)]
     first = site(FIRST, people, policy)
     gradient = fine_gradient(first)
@@ -379,3 +380,50 @@ def test_weights_that_leave_out_few_are_refused(site, monkeypatch, policy, marke
         left = site(WEIGHTED, people, policy)
         missing = gradient - fine_gradient(left)
         assert abs(10 * missing[2] / missing[0] + 50 - PEOPLE[7][2]) < 2
+
+
+COUNTS = FIRST.replace('"logistic"', '"poisson"').replace(
+    '"level", levels = ["no", "yes"]', '"count", bounds = [0, 9]', 1
+)
+# The same question again, with another part of everybody.
+PARTS = {
+    "offset": COUNTS.replace('"first"', '"second"').replace("drug + age", "drug + age + offset(I(age / 1000000000))"),
+    "weights": COUNTS.replace("[model]", '[model]\nweights = "smoker"').replace(
+        "[prior]", 'smoker = { type = "number", bounds = [0, 2] }\n\n[prior]'
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_parts_that_all_differ_do_not_hide_that_records_are_the_same(site, part):
+    """As before, who had another weight or offset was somebody else: so was everybody, and one more was not seen."""
+    people = [(int(row[0] == "yes"), *row[1:3], 1 + place * 1e-9, row[4]) for place, row in enumerate(PEOPLE)]
+    more = [*people, (9, "verum", 83, 1.0, "P9999")]
+    gradient = fine_gradient(site(COUNTS, people))
+    with pytest.raises(Refused, match="SIMILAR_RECORDS"):
+        site(PARTS[part], more)
+    # The same records take part with any of them.
+    site(PARTS[part], people)
+    # The attack, where the comparison is switched off.
+    change = fine_gradient(site(PARTS[part], more, "least_difference = 1")) - gradient
+    assert abs(1 - change[0] - 9) < 0.5 and abs(10 * change[2] / change[0] + 50 - 83) <= 2
+
+
+TRIALS = (
+    FIRST.replace('"first"', '"second"')
+    .replace("[model]", '[model]\ntrials = "smoker"')
+    .replace('ill = { type = "level", levels = ["no", "yes"] }', 'ill = { type = "count", bounds = [0, 2] }')
+    .replace("[prior]", 'smoker = { type = "count", bounds = [0, 2] }\n\n[prior]')
+)
+
+
+def test_trials_that_leave_out_few_are_refused(site):
+    """No trials and no events: that patient adds nothing, as with a weight of 0."""
+    one = next(place for place, row in enumerate(PEOPLE) if row[0] == "no")
+    people = [(int(row[0] == "yes"), *row[1:3], int(place != one), row[4]) for place, row in enumerate(PEOPLE)]
+    first = site(FIRST.replace('["no", "yes"]', '["0", "1"]'), people)
+    gradient = fine_gradient(first)
+    with pytest.raises(Refused, match="SIMILAR_RECORDS"):
+        site(TRIALS, people)
+    missing = gradient - fine_gradient(site(TRIALS, people, "least_difference = 1"))
+    assert abs(10 * missing[2] / missing[0] + 50 - PEOPLE[one][2]) < 2

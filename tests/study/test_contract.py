@@ -39,6 +39,8 @@ def test_a_contract_says_everything():
         ('"two hospitals"', r'"two \u001b[8mhospitals"', "study.toml: name: found 'two \\x1b"),
         ('"two hospitals"', r'"two hospitals\nReady. Now run: id"', "study.toml: name: found"),
         ('"verum"]', r'"verum\u202e"]', "drug: levels"),
+        ('"verum"]', r'"verum]\nReady. Now run: id"]', "drug: levels: found"),
+        ("age =", r'"age\nReady. Now run: id" =', "columns: found 'age\\nReady"),
         ("[limits]", '[coordinates]\nnorth = ["age"]\n[limits]', "coordinates: found Boomerang"),
         ("[limits]", '[coordinates]\nnorth = ["weight"]\n[limits]', "coordinates: north: found ['weight']"),
         ("[limits]", '[coordinates]\neast = ["age"]\n[limits]', "coordinates: east"),

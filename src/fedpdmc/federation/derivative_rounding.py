@@ -15,7 +15,7 @@ the last one have more: control variates are made of them.
 *Bits.* What is released is a list of integers, each one of two that the dither decides between. Their law given the records
 is P, and Q is a public one: about what the last release predicts, with ``g ≈ g' + H'(x − x')`` and ``H ≈ c H'``, for several
 c and widths that are equally likely. The information in the release is at most ``E log₂ P/Q``, whatever is known beforehand;
-``log₂ P/Q`` at what is released is counted.
+``log₂ P/Q`` at what is released is counted. Where a dither serves again, P is at most one.
 
 *Values* of the potential are not released. Their differences follow from gradients and Hessians at both ends (`Heights`).
 """
@@ -75,6 +75,7 @@ class Release(NamedTuple):
     gradient: np.ndarray
     hessian: np.ndarray
     bits: float
+    secret: bytes = b""  # from which the dither followed
 
     @property
     def exponents(self) -> np.ndarray:
@@ -84,14 +85,16 @@ class Release(NamedTuple):
 
 def release(
     x: np.ndarray, gradient: np.ndarray, hessian: np.ndarray, before: Release | None, secret: bytes,
-    digits: int | None = None, averaged: bool = False,
+    digits: int | None = None, averaged: bool = False, repeated: bool = False,
 ) -> Release:  # fmt: skip
     """The derivatives on the grid, with the information in them beyond the release before.
 
     ``secret``: of the site, for this request: the dither follows from it. ``digits``: binary digits, if not the usual
-    ones. ``averaged``: whether they are means over a Gaussian.
+    ones. ``averaged``: whether they are means over a Gaussian. ``repeated``: whether the secret has served before; its
+    dither is then counted once, and hides nothing more.
     """
     chance = np.random.Generator(np.random.Philox(key=int.from_bytes(hashlib.sha256(secret).digest()[:16], "little")))
+    hides = 0.0 if repeated else 1.0
     exponents, dim, way = scale_exponents(hessian), len(x), 0.0 if before is None else x - before.x
     moved = 0.0 if before is None else float(np.sqrt(abs(way @ before.hessian @ way)))
     near = averaged or (before is not None and moved < NEAR)
@@ -110,20 +113,20 @@ def release(
     unit = (np.ldexp(1.0, -digits) * np.outer(size, size))[upper]
     entries, known = _rounded(hessian[upper] / unit, chance)
     if before is None:
-        bits += surprise(entries, np.diag(size**2)[upper] / unit) - known
+        bits += surprise(entries, np.diag(size**2)[upper] / unit) - hides * known
     else:
         usual, wide = (
             surprise(entries, some[:, None] * before.hessian[upper] / unit) for some in (FACTORS, WIDE_FACTORS)
         )
-        bits += 1 - float(np.logaddexp2(-usual, -wide)) - known
+        bits += 1 - float(np.logaddexp2(-usual, -wide)) - hides * known
     coarse = np.zeros_like(hessian)
     coarse[upper] = entries * unit
     coarse = np.triu(coarse) + np.triu(coarse, 1).T
     factor, width = _factor(coarse, size), np.ldexp(1.0, (0 if near else FEWER) - digits) / np.sqrt(dim)
     steps, known = _rounded(np.linalg.solve(factor, gradient) / width, chance)
     expected = np.zeros(dim) if before is None else before.gradient + before.hessian @ way
-    bits += surprise(steps, np.linalg.solve(factor, expected) / width) - known
-    return Release(np.array(x), factor @ (steps * width), coarse, float(bits))
+    bits += surprise(steps, np.linalg.solve(factor, expected) / width) - hides * known
+    return Release(np.array(x), factor @ (steps * width), coarse, float(bits), secret)
 
 
 def scale_exponents(hessian: np.ndarray) -> np.ndarray:

@@ -141,7 +141,7 @@ def read_bundle(path: str | Path, sha256: str | None = None) -> Bundle:
         with zipfile.ZipFile(io.BytesIO(data)) as file:
             infos = {info.filename: info for info in file.infolist()}
             if set(infos) - {MODEL} != MEMBERS or len(file.infolist()) != len(infos):
-                raise InputError("bundle", f"{path} with {', '.join(sorted(infos)[:8])}", remedy)
+                raise InputError("bundle", f"{path} with {', '.join(map(ascii, sorted(infos)[:8]))}", remedy)
             if any(info.file_size > MOST_BYTES for info in infos.values()):
                 raise InputError("bundle", f"{path} with a file above 1 MiB", remedy)
             contract, authority, facts = (file.read(name) for name in (CONTRACT, AUTHORITY, FACTS))

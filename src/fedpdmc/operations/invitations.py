@@ -75,7 +75,7 @@ def read_token(token: str) -> Invitation:
             raise ValueError("other fields")
         invitation = Invitation(*fields)
         bytes.fromhex(invitation.secret)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise InputError("token", f"one that cannot be read ({error})", remedy) from error
     split_address(invitation.coordinator, "token: coordinator")
     check_fingerprint(invitation.certificate)
@@ -111,10 +111,12 @@ class _Line:
         try:
             size = int.from_bytes(self._read(4), "big")
             message = json.loads(self._read(size)) if size <= MOST_MESSAGE else None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise InputError("invitation", f"a connection that ended ({error})", "Run the command again.") from error
         if isinstance(message, dict) and isinstance(message.get("refused"), str):
-            raise InputError("invitation", "a refusal", message["refused"][:300])
+            # Whoever answers may be anybody: his words stay in one line, and cannot move the cursor.
+            words = "".join(c if c.isprintable() else "?" for c in message["refused"][:300])
+            raise InputError("invitation", "a refusal", words)
         if not isinstance(message, dict) or not all(isinstance(message.get(name), str) for name in names):
             raise InputError("invitation", "an unknown message", SAME_VERSION)
         return [message[name] for name in names]

@@ -32,6 +32,7 @@ from fedpdmc.privacy.ledger import connect, explained
 NAME = "data-sets.db"
 PATIENCE = 60.0  # seconds to wait for another study of the same site
 PERSON = ""  # the pseudo-column of what identifies a person
+PART = "\0"  # and of how much of a record a study takes, if it is not the usual part
 MOST_COMBINATIONS = 20_000  # of a new set with one, two, ... earlier ones: more are not tried
 REMEDY = (
     "The records differ in few from those of an earlier study, which would be known by subtraction. Take part with the "
@@ -86,12 +87,13 @@ class RecordSet(NamedTuple):
         return hashlib.sha256(json.dumps(self.columns).encode() + ordered.tobytes()).hexdigest()
 
     def keys(self, columns: Sequence[str]) -> np.ndarray:
-        """One key of the values in these columns for each record or person."""
-        return self.hashes[[self.columns.index(name) for name in columns]].sum(0, dtype=np.uint64)
+        """One key of the values in these columns for each record or person; without `PART` all have the usual part."""
+        rows = [self.columns.index(name) for name in columns if name != PART or PART in self.columns]
+        return self.hashes[rows].sum(0, dtype=np.uint64)
 
 
 def marked_records(*changes: np.ndarray | None) -> list[str]:
-    """Texts that differ for records whose weight or offset is not the usual one: another part of the sums is theirs."""
+    """Texts that differ for records whose weight, trials or offset are not the usual: another part of the sums is theirs."""
     marks: list[list[str]] = []
     for values in (x for x in changes if x is not None and len(x)):
         found, count = np.unique(values, return_counts=True)
@@ -103,15 +105,17 @@ def leaves_few(terms: Sequence[tuple[int, RecordSet]], least: int) -> bool:
     """Whether a signed sum of sets has at least one record, but fewer than ``least``.
 
     Sets are compared as multisets of the values in the columns that all have: order does not matter, and an edited record
-    is one that was removed and one that was added. Of these two numbers the larger counts. Persons are compared by their
-    values, and once more by their presence alone.
+    is one that was removed and one that was added. Of these two numbers the larger counts. Records are compared by their
+    values, and once more with the parts of them that studies take: where all parts differ, the records may still be the
+    same. Persons are compared by their presence alone too.
     """
-    common = [name for name in terms[0][1].columns if all(name in each.columns for _, each in terms)]
+    common = [name for name in terms[0][1].columns if name != PART and all(name in each.columns for _, each in terms)]
     signs = [np.full(each.hashes.shape[1], float(sign)) for sign, each in terms]
     # The larger number is at least the difference of both.
     if not common or abs(sum(own.sum() for own in signs)) >= least:
         return False
-    for view in [common, *([[PERSON]] if PERSON in common else [])]:
+    parts = [[*common, PART]] if any(PART in each.columns for _, each in terms) else []
+    for view in [common, *parts, *([[PERSON]] if PERSON in common else [])]:
         _, which = np.unique(np.concatenate([each.keys(view) for _, each in terms]), return_inverse=True)
         sums = np.bincount(which, np.concatenate(signs))
         if 0 < max(sums.clip(0).sum(), -sums.clip(None, 0).sum()) < least:
@@ -157,7 +161,7 @@ class DataSets:
             raise explained(self.path, "use", error) from error
 
     def hash_records(self, columns: Mapping[str, Iterable[str]]) -> RecordSet:
-        """The keyed hashes of records, whose values are texts by column; `PERSON`: what identifies a person."""
+        """The keyed hashes of records, whose values are texts by column; also `PERSON`, and `PART`, where "" is usual."""
         with self._transaction() as db:
             if (kept := db.execute("SELECT secret FROM meta").fetchone()) is None:
                 kept = (secrets.token_bytes(32),)
@@ -166,7 +170,8 @@ class DataSets:
         for name, values in columns.items():
             found, which = np.unique(np.asarray(list(values), dtype=object), return_inverse=True)
             macs = (hmac.digest(kept[0], json.dumps([name, text]).encode(), "sha256")[:8] for text in found)
-            hashes.append(np.frombuffer(b"".join(macs), np.uint64)[which])
+            usual = (found == "") & (name == PART)
+            hashes.append(np.where(usual, np.uint64(0), np.frombuffer(b"".join(macs), np.uint64))[which])
         if PERSON in columns:
             people, whose = np.unique(hashes[list(columns).index(PERSON)], return_inverse=True)
             total = np.zeros((len(people), len(hashes)), np.uint64)

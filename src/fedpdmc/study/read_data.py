@@ -30,6 +30,8 @@ logger = logging.getLogger("fedpdmc.site")
 
 MOST_SHOWN = 20  # errors in a report
 WIDTH = 40  # characters shown of a value
+PARTS = 64  # of a declared range, in which a term may be large
+PLACES = 0.3, 0.55, 0.8  # of the ranges of other columns
 # Texts for a missing value, unless the contract declares them as levels.
 MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None")
 IMPUTE = "Remove or impute the record, or leave out such records: missing='drop', also as a key of a contract."
@@ -340,7 +342,9 @@ def check_cells(study: Study, records: pd.DataFrame, least: int) -> None:
 def check_shares(study: Study, records: pd.DataFrame, most: float) -> None:
     """Refuse records of which one is nearly alone in some direction of the formula's terms: arrivals would be its own.
 
-    With derivatives the site controls every release. Without them this is all that looks at single records.
+    With derivatives the site controls every release. Without them this is all that looks at single records. Terms that are
+    narrow in the declared range of a column are refused first, whatever the records are: else whether a site takes part
+    would tell who is there.
 
     Raises
     ------
@@ -348,7 +352,9 @@ def check_shares(study: Study, records: pd.DataFrame, most: float) -> None:
     """
     if study.derivatives != "none" or (study.model is not None and study.model.design is None):
         return
-    weights = study.record_weights(records)
+    if found := narrow_term(study, most):
+        raise InputError("terms of the formula", found, "Ask the author of the contract, or agree on narrower bounds.")
+    weights = study.record_weights(records) * (1.0 if study.trials is None else records[study.trials].to_numpy(float))
     share = largest_leverage(study.design.matrix(records) * np.sqrt(weights)[:, None])
     if not share <= most:
         raise InputError(
@@ -356,6 +362,26 @@ def check_shares(study: Study, records: pd.DataFrame, most: float) -> None:
             f"one record with a share of {share:.3g} in some direction",
             f"The policy has largest_share = {most:g}: read the formula, leave this record out, or raise it.",
         )
+
+
+def narrow_term(study: Study, most: float) -> str:
+    """A function I() of the formula of whose squares one part of a declared range has too large a share; empty if none has.
+
+    A part has at most the largest value there, and every other part at least its smallest, with the other columns at a few
+    places of their ranges.
+    """
+    ranges = {name: column.bounds for name, column in study.columns.items() if column.type in ("number", "count")}
+    functions = [one for one in study.design.functions if one.kind == "I"]
+    for one, name in [(each, name) for each in functions for name in each.columns]:
+        edges, shares = np.linspace(*ranges[name], PARTS + 1), []
+        for place in PLACES:
+            others = {other: 2 * (low + place * (high - low),) for other, (low, high) in ranges.items()}
+            ends = np.array([one.range(others | {name: part}) for part in zip(edges[:-1], edges[1:], strict=True)])
+            largest, least = np.abs(ends).max(1) ** 2, np.maximum(np.maximum(ends[:, 0], -ends[:, 1]), 0.0) ** 2
+            shares.append(largest.max() / max(largest.max() + least.sum(), 1e-300))
+        if not max(shares) <= most:
+            return f"{one.text}, of which one part in {PARTS} of the range of {name!r} may have a share of {max(shares):.3g}"
+    return ""
 
 
 def _from_file(path: Path, needed: list[str], whose: str) -> Mapping[str, pl.Series]:

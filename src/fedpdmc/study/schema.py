@@ -103,20 +103,21 @@ def parse_toml(data: bytes, where: str) -> dict[str, Any]:
         raise InputError(where, str(error)[:200], "Give a TOML file.") from error
 
 
-def _check_values(value: Any, where: str) -> None:
+def _check_values(value: Any, where: str, named: bool = False) -> None:
+    """Check texts and numbers; ``named``: keys and texts of lists, which name something, are of one line."""
     if isinstance(value, dict):
         for key, one in value.items():
-            _check_values(key, where)
+            _check_values(key, where, True)
             _check_values(one, f"{where}: {key}")
     elif isinstance(value, list):
         for one in value:
-            _check_values(one, where)
+            _check_values(one, where, True)
         if all(isinstance(one, str) for one in value) and len(set(value)) < len(value):
             raise InputError(where, repr(value)[:200], "Give different texts.")
     elif isinstance(value, str):
-        # Control characters could hide a part of a contract on a terminal.
-        if not value or not value.replace("\n", " ").isprintable():
-            raise InputError(where, repr(value)[:200], "Give a printable text.")
+        # Control characters could hide a part of a contract on a terminal, and a second line could pass for one of a check.
+        if not value or not (value if named else value.replace("\n", " ")).isprintable():
+            raise InputError(where, repr(value)[:200], f"Give a printable text{' of one line' if named else ''}.")
     elif isinstance(value, (int, float)) and not abs(value) <= LARGEST:
         found = repr(value) if isinstance(value, float) else "an integer of more than 300 digits"
         raise InputError(where, found, "Give a finite number.")

@@ -316,7 +316,9 @@ class Computation:
         if before is not None and before[0].bend_bytes != place.bend_bytes:
             before = None
         last, averaged = None if before is None else before[1], place.spread is not None
-        return release(place.x, gradient, hessian, last, self._dither(place, hessian), averaged=averaged)
+        secret = self._dither(place, hessian)
+        repeated = any(secret == earlier.secret for _, earlier in self._released)
+        return release(place.x, gradient, hessian, last, secret, averaged=averaged, repeated=repeated)
 
     @property
     def _rounding(self) -> Rounding | None:

@@ -24,7 +24,7 @@ from fedpdmc.federation.site_agent.model_trial import RangeShares, try_model_fil
 from fedpdmc.federation.site_agent.trust_region import TrustRegion
 from fedpdmc.members.site import Site
 from fedpdmc.privacy.budget import default_path
-from fedpdmc.privacy.data_sets import PERSON, DataSets, Use, marked_records
+from fedpdmc.privacy.data_sets import PART, PERSON, DataSets, Use, marked_records
 from fedpdmc.study import Policy, Study
 from fedpdmc.study.contract import EXACT
 from fedpdmc.study.read_data import check_cells, check_shares, identifying_texts, site_records
@@ -136,8 +136,11 @@ def admit(
     texts = {column: identifying_texts(values) for column, values in records.attrs["raw"].items()}
     # Outcomes are what the relation "label" protects: they must not decide whether the site takes part.
     hidden = {study.design.response_name} if study.label else set()
-    marks = marked_records(study.record_weights(records), study.offset(records) if study.formula else None)
-    columns = {column: list(map(str.__add__, texts[column], marks)) for column in sorted(study.used - hidden)}
+    columns = {column: texts[column] for column in sorted(study.used - hidden)}
+    trials = None if study.trials is None else records[study.trials].to_numpy(float)
+    offset = study.offset(records) if study.formula else None
+    if any(marks := marked_records(study.record_weights(records), trials, offset)):
+        columns[PART] = marks
     if policy.record_id:
         columns[PERSON] = [json.dumps(person) for person in zip(*map(texts.get, policy.record_id), strict=True)]
         if any("" in texts[column] for column in policy.record_id):
