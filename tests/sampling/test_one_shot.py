@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
+from scipy.optimize import brentq
 
 import fedpdmc as fp
 from fedpdmc.errors import BudgetSpent, InputError
+from fedpdmc.privacy.accountant import gaussian_delta
 
 TRUTH = np.array([0.8, -0.5])
 
@@ -33,6 +35,10 @@ def laplace(X, y, scale):
     return x, np.linalg.inv(precision)
 
 
+def gaussian_mu(epsilon, delta):
+    return brentq(lambda mu: gaussian_delta(epsilon, mu) - delta, 1e-6, 50.0, xtol=1e-12)
+
+
 def test_it_is_the_default_under_budgets_and_says_what_it_is(tmp_path):
     sites, (X, y) = hospitals(tmp_path)
     post = fp.sample(sites, fp.models.normal_prior(2), seed=1)
@@ -43,6 +49,12 @@ def test_it_is_the_default_under_budgets_and_says_what_it_is(tmp_path):
     assert "NOT exact" in " ".join(post.summary().notes) and post.rounds == 4
     for report in post.privacy.values():
         assert report["spent"] == pytest.approx(1.0, abs=1e-6) and report["spent"] <= 1.0 and report["releases"] == 4
+        # The curve of a Gaussian mechanism of k times the size: more than k times ε.
+        mu, several = gaussian_mu(report["running_epsilon"], report["delta"]), report["epsilon_of_several_records"]
+        for k, epsilon in several.items():
+            assert epsilon > int(k) * report["running_epsilon"]
+            assert gaussian_delta(epsilon, int(k) * mu) == pytest.approx(report["delta"], rel=1e-3)
+    assert "a person with several records at" in " ".join(post.summary().notes)
     again = fp.sample(sites, fp.models.normal_prior(2), seed=1)
     np.testing.assert_array_equal(again.draws(100), post.draws(100))
     post.save(tmp_path / "one.zarr")

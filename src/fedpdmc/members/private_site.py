@@ -434,6 +434,19 @@ NOT_COVERED = (
 SEEDED = "a seed, for tests only: NOT private"
 
 
+SEVERAL = (2, 3, 5, 10, 20)  # records of one person
+
+
+def of_several_records(status: AccountStatus, cost: float) -> dict[str, float] | None:
+    """ε for a person with so many records at the site, at the same δ; None for draws of a chain, for which it is not known.
+
+    Noise hides k records as it would hide one of k times the size.
+    """
+    if status.bound != "gaussian":
+        return None
+    return {str(k): spent_epsilon(status.bound, status.alpha, k**2 * cost, status.delta) for k in SEVERAL}
+
+
 def account_report(status: AccountStatus, budget: Budget, dynamics: Dynamics) -> dict[str, Any]:
     """The grants and spending of a private site, for `Posterior.privacy`."""
     terms = (status.bound, status.alpha)
@@ -445,6 +458,7 @@ def account_report(status: AccountStatus, budget: Budget, dynamics: Dynamics) ->
         "relation": NEIGHBOURS[budget.neighbours],
         "granted": None if status.granted is None else list(status.granted),
         "running_epsilon": spent_epsilon(*terms, cost, status.delta),
+        "epsilon_of_several_records": of_several_records(status, cost),
         "observed_unit": "process time" if dynamics.unit_speed else "path length",
         "sensitivity": status.sensitivity._asdict(),
         "bounds": budget.bounds.describe(),

@@ -210,6 +210,9 @@ def privacy_lines(privacy: dict[str, Any] | None) -> list[str]:
             f"observed {site['observed_unit']} {site['observed']:.4g} over all "
             f"chains, {site['releases']} releases; records {site['records']}."
         )
+        if several := site.get("epsilon_of_several_records"):
+            each = ", ".join(f"{epsilon:.2g} with {k}" for k, epsilon in several.items())
+            lines.append(f"a person with several records at {name} has a larger epsilon: {each}.")
         if "NOT private" in site["randomness"]:
             lines.append(f"privacy of {name}: the site's randomness is {site['randomness']}.")
     first = next(iter(privacy.values()))
