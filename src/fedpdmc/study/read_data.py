@@ -375,8 +375,10 @@ def narrow_term(study: Study, most: float) -> str:
     for one, name in [(each, name) for each in functions for name in each.columns]:
         edges, shares = np.linspace(*ranges[name], PARTS + 1), []
         for place in PLACES:
-            others = {other: 2 * (low + place * (high - low),) for other, (low, high) in ranges.items()}
-            ends = np.array([one.range(others | {name: part}) for part in zip(edges[:-1], edges[1:], strict=True)])
+            points = {other: low + place * (high - low) for other, (low, high) in ranges.items()}
+            others = {other: (x, x) for other, x in points.items()}
+            parts = zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
+            ends = np.array([one.range(others | {name: part}) for part in parts])
             largest, least = np.abs(ends).max(1) ** 2, np.maximum(np.maximum(ends[:, 0], -ends[:, 1]), 0.0) ** 2
             shares.append(largest.max() / max(largest.max() + least.sum(), 1e-300))
         if not max(shares) <= most:
