@@ -148,7 +148,7 @@ def admit(
     known = register.hash_records(columns), use, policy.least_difference or 0
     register.use(*known, register=False)
     # A group of rows is one record, and its key is not what an attacker wants to know.
-    count, key = study.count(records), "" if study.model is None else study.model.group
+    count, key = study.count(records), study.model.group
     values = [len(set(texts[column])) for column in study.used if column != key]
     limits = bit_limits(policy, count, values, len(records)) if use.exact else NO_LIMITS
     account = (partial(change, use, known[0].digest) for change in (register.charge, register.refund))
