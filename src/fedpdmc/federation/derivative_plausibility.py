@@ -131,13 +131,15 @@ class Plausible:
             return slope, np.block([[weight * outer, cross[:, None]], [cross[None], corner]])
 
     def _slopes(self, x: np.ndarray | None = None, deviation: float = 0.0) -> tuple[float, float]:
-        """Bounds of ``|ℓ'|`` and ``|ℓ''|`` at a point, or everywhere; of a Poisson mean over a Gaussian ``E e^{ξ·x}``."""
+        """Bounds of ``|ℓ'|`` and ``|ℓ''|``, or of their means over a Gaussian, at a point or everywhere."""
         if self._facts is None:
             return math.inf, math.inf
         region = None if x is None else np.maximum(np.abs(x), 1e-300)
-        found = slopes(self._facts, Bounds(**self._declared, region=region), "replace")
-        growth = float(np.exp(min(0.5 * deviation**2, 700.0))) if self._facts.loss == "poisson" else 1.0
-        return growth * found.first, growth * found.second
+        # The mean of e^{ξ·x} over a Gaussian is that of a predictor that is larger by half its variance.
+        low, high = self._declared["offset"] or (0.0, 0.0)
+        wider = {"offset": (low, high + 0.5 * deviation**2), "region": region}
+        found = slopes(self._facts, Bounds(**self._declared | wider), "replace")
+        return found.first, found.second
 
     def _with_effects(self) -> tuple[np.ndarray, np.ndarray]:
         """If effects are integrated out, a gradient is a mean of losses' slopes, ``H = E Σ ℓ'' ξξᵀ − Cov(Σ ℓ' ξ)``.
