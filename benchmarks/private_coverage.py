@@ -1,7 +1,7 @@
 """``python -m benchmarks.private_coverage``: how often the intervals of private answers in one shot cover the truth.
 
 Every study draws its truth from the prior and simulates the records of all sites. The derivatives of the pooled records get
-the noise that `fedpdmc.sample` would add, from the same formulas, and `noise_aware` makes the answer of them.
+the noise that `fedpdmc.sample` would add, from the same formulas, and `fedpdmc.sampling.one_shot` makes the answer of them.
 """
 
 from __future__ import annotations
@@ -86,16 +86,16 @@ def answer(
     X, y, epsilon: float, colluding: int | None, steps: tuple[float, ...], rng: np.random.Generator
 ) -> np.ndarray:
     """Draws of the noise-aware posterior."""
-    from fedpdmc.privacy import noise_aware
+    from fedpdmc.sampling import one_shot
 
     dim = X.shape[1]
-    known, x = noise_aware.Gaussian(np.zeros(dim), np.eye(dim)), np.zeros(dim)
+    known, x = one_shot.Gaussian(np.zeros(dim), np.eye(dim)), np.zeros(dim)
     off_diagonal, releases = np.sqrt((1 + np.eye(dim)) / 2), []
     for step in steps:
         first, second = noise(dim, epsilon, step / sum(steps), colluding)
         gradient, hessian = derivatives(X, y, x)
         error = np.triu(rng.standard_normal((dim, dim)) * second * off_diagonal)
-        released = noise_aware.NoisyRelease(
+        released = one_shot.NoisyRelease(
             x,
             gradient + first * rng.standard_normal(dim),
             hessian + error + np.triu(error, 1).T,
@@ -103,8 +103,8 @@ def answer(
             second * off_diagonal,
         )
         releases.append(released)
-        x = noise_aware.pooled(releases, known)[1]
-    return noise_aware.draws(noise_aware.pooled(releases, known)[0], known, DRAWS, rng)
+        x = one_shot.pooled(releases, known)[1]
+    return one_shot.posterior_draws(one_shot.pooled(releases, known)[0], known, DRAWS, rng)
 
 
 def study(

@@ -5,11 +5,7 @@ import msgspec
 from fedpdmc.study import schema
 from fedpdmc.study.policy import Policy
 
-MODELS = (
-    schema.FamilyKeys,
-    schema.LogisticKeys, schema.LinearKeys, schema.PoissonKeys, schema.StudentKeys, schema.NegativeBinomialKeys,
-    schema.FileKeys,
-)  # fmt: skip
+MODELS = (schema.FamilyKeys, schema.PredictorKeys, schema.FileKeys)
 ALONE = {schema.FamilyKeys: "other families", schema.FileKeys: "model files"}
 DYNAMICS = (schema.ZigZagKeys, schema.BouncyKeys, schema.BoomerangKeys, schema.FactorisedKeys)
 # A table's name, and its classes: of several, one is chosen by a key such as `type`.
@@ -42,7 +38,8 @@ def keys_of(classes):
             words = (getattr(field.type, "extra_json_schema", None) or {}).get("description", "")
             usual = "" if field.default in (None, msgspec.NODEFAULT) else f"`{field.default!r}`"
             owners = [other for other in classes if field.name in other.__struct_fields__]
-            if len(owners) < len(classes) and field.name != "family":
+            # The words of a key of one built-in loss name its families.
+            if len(owners) < len(classes) and field.name != "family" and owners != [schema.PredictorKeys]:
                 names = [other.__struct_config__.tag or ALONE[other] for other in owners]
                 words = f"of {', '.join(names)}: {words}"
             row = schema.describe(field.type), "required" if field.required else usual, words

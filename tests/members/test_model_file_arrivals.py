@@ -12,7 +12,7 @@ from fedpdmc._jax.precision import double_precision
 from fedpdmc.clocks.private_arrivals import time_grid
 from fedpdmc.errors import Discontinuous, InputError, PlanRefused
 from fedpdmc.federation.site_agent.start import open_agent
-from fedpdmc.members.bounded_records import ClippedSum, clipped_records, file_change
+from fedpdmc.members.bounded_records import ClippedSum, ProgramFacts
 from fedpdmc.members.private_site import PrivateSite, _arrays, _first, chain_secrets, less_public
 from fedpdmc.members.run_coordinates import Opening
 from fedpdmc.plan import Plan
@@ -67,7 +67,7 @@ def _whitened(model, budget, x):
     """The gradient that a private site computes, at points x, in whitened coordinates."""
     reference = Reference(jnp.zeros(2), jnp.asarray(ROWS))
     a = np.linalg.solve(ROWS, np.asarray(x).T).T
-    return np.asarray(clipped_records(model, budget).whiten(reference, None).gradients(jnp.asarray(a)))
+    return np.asarray(ProgramFacts(model, budget).walked().whiten(reference, None).gradients(jnp.asarray(a)))
 
 
 def spiteful() -> fp.Model:
@@ -91,7 +91,7 @@ def test_no_pair_of_neighbours_is_further_apart_than_the_account_says(tmp_path, 
     X, y = records(n=30)
     corners = np.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.6, 0.8], [-0.6, -0.8]])
     x = np.concatenate([rng.uniform(-region, region, (40, 2)), rng.normal(size=(40, 2)) * 30, [[1e6, -1e6]]])
-    k = np.array(file_change(made.of({"y": y}, X), budget, ROWS))
+    k = np.array(ProgramFacts(made.of({"y": y}, X), budget).change(ROWS))
     base = _whitened(made.of({"y": y}, X), budget, x)
     largest, loose = np.zeros(3), 0.0
     for corner in corners:
@@ -105,7 +105,7 @@ def test_no_pair_of_neighbours_is_further_apart_than_the_account_says(tmp_path, 
             norms = [np.abs(change).max(1), np.abs(change).sum(1), np.linalg.norm(change, axis=1)]
             largest = np.maximum(largest, [norm.max() for norm in norms])
             free = ClippedSum(other.function, np.inf, 2.0**-40)
-            part = clipped_records(other, budget)
+            part = ProgramFacts(other, budget).walked()
             wild = np.asarray(free(jnp.asarray([0.0, 2.0]) * (region + 20) / 2, part.data)) @ ROWS
             loose = max(loose, float(np.linalg.norm(wild - _whitened(made.of({"y": y}, X), budget, x)[-1])))
     assert np.all(largest <= k * (1 + 1e-9))

@@ -15,10 +15,9 @@ from fedpdmc.errors import InputError
 from fedpdmc.federation.site_agent.start import open_agent
 from fedpdmc.members import bounded_records
 from fedpdmc.members.bounded_records import (
+    ProgramFacts,
     RecordBounds,
     clip_and_add,
-    file_derivatives,
-    file_sensitivity,
     grid,
     record_bounds,
     supremum,
@@ -124,7 +123,7 @@ def test_a_release_has_the_derivatives_and_noise_of_the_built_in_model(tmp_path)
         budget=fp.Budget(2.0, 1e-5, ledger=a_ledger(tmp_path / "other.db"), bounds=fp.Bounds(norm=1.0, region=4.0)),
     )  # fmt: skip
     x = np.array([0.3, -0.1])
-    found, (_, *known) = file_derivatives(site.model, site.budget, x), double_precision(derivatives)(other, x)
+    found, (_, *known) = ProgramFacts(site.model, site.budget).derivatives(x), double_precision(derivatives)(other, x)
     for one, two in zip(found, known, strict=True):
         np.testing.assert_allclose(one, two, rtol=1e-6)
     noise = [plan_release(one, x, ONE_SHOT).noise(ONE_SHOT, 2.0, 0.1) for one in (site, other)]
@@ -140,8 +139,8 @@ def test_a_record_counts_for_no_more_than_its_bound_whatever_the_program_does(tm
     for value in (0.0, 1.0):
         y[7] = value
         site = a_site(tmp_path / f"{value}.db", a_model("logistic"), X, y)
-        sums.append(file_derivatives(site.model, site.budget, np.zeros(2)))
-    (first, second), rounding = file_sensitivity(site.model, site.budget)
+        sums.append(ProgramFacts(site.model, site.budget).derivatives(np.zeros(2)))
+    (first, second), rounding = ProgramFacts(site.model, site.budget).release(np.zeros(2), None, site.name)
     change = np.linalg.norm(sums[0][0] - sums[1][0])
     assert 0.015 < change <= first + 2 * rounding[0]
     # A record that is no number adds nothing, and sums are the same bits in every order.
@@ -292,7 +291,7 @@ def test_weights_count_up_to_the_declared_one(tmp_path):
                 with pytest.raises(InputError, match="outside the declared bounds.*weight"):
                     site()
             held = site(on_violation="clip")
-            sums = file_derivatives(held.model, held.budget, x) if kind == "program" else None
+            sums = ProgramFacts(held.model, held.budget).derivatives(x) if kind == "program" else None
             sums = double_precision(derivatives)(held, x)[1:] if sums is None else sums
             found[kind, bound] = (*sums, *plan_release(held, x, ONE_SHOT).sensitivity)
     for bound in (1.0, 3.0):

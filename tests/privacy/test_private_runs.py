@@ -4,7 +4,7 @@ from tests.privacy.support import private_site, records
 
 import fedpdmc as fp
 from fedpdmc.errors import BudgetSpent, InputError
-from fedpdmc.members import private_site as budgeted
+from fedpdmc.members.bounded_records import LossFacts
 from fedpdmc.privacy.ledger import read
 from fedpdmc.sampling.vb_reference import vb
 
@@ -143,15 +143,15 @@ def test_the_last_noisy_step_can_be_an_average_at_the_same_price(tmp_path):
 
 def test_a_release_that_was_cut_short_goes_on_where_it_was(tmp_path, monkeypatch):
     sites = two_sites(tmp_path, release=0.4, n=400, epsilon=20.0)
-    real, asked = budgeted.derivatives, []
+    real, asked = LossFacts.derivatives, []
 
-    def power_cut(site, own, spread=None):
-        asked.append(site.name)
+    def power_cut(records, x, spread=None):
+        asked.append(x)
         if len(asked) == 6:
             raise KeyboardInterrupt
-        return real(site, own, spread)
+        return real(records, x, spread)
 
-    monkeypatch.setattr(budgeted, "derivatives", power_cut)
+    monkeypatch.setattr(LossFacts, "derivatives", power_cut)
     with pytest.raises(KeyboardInterrupt):
         fp.laplace(sites, prior())
     fp.laplace(sites, prior())

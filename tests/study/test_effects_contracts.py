@@ -16,7 +16,7 @@ from fedpdmc.errors import InputError
 from fedpdmc.potentials import RandomEffects
 from fedpdmc.study import parse_study
 from fedpdmc.study.contract import read_study
-from fedpdmc.study.description import modelled
+from fedpdmc.study.description import effect_scale, modelled
 from fedpdmc.study.formula import SITE, MixedFormula, parse_mixed
 
 RECORDS = pd.DataFrame({
@@ -45,6 +45,14 @@ def test_a_contract_has_parameters_prior_and_model_of_effects():
     assert model.labels == ("a", "b")
     assert model.names == study.names
     assert "sd ~ half-normal(1.5)" in " ".join(modelled(study))
+
+
+def test_increments_of_a_scaled_column_are_per_declared_unit_unless_results_are_in_original_units():
+    declared, original = changed(), changed(("[model]\n", '[model]\nunits = "original"\n'))
+    assert declared.columns["age"].scale == 10
+    for study, scale in ((declared, 10), (original, 1)):
+        found = effect_scale(study)
+        assert found is not None and found["columns"]["age"]["scale"] == scale
 
 
 @double_precision

@@ -218,7 +218,7 @@ def test_offsets_in_a_formula_are_those_of_the_arguments_and_added_once(tmp_path
     for other in (exposure, twice, sites(frame, **told, formula="falls ~ log(dose)", offset="log_days")):
         assert [value(site, x) for site in other] == pytest.approx([value(site, x) for site in found], rel=1e-12)
     study = read_study(found.write(tmp_path / "study.toml"))
-    assert study.used == {"falls", "dose", "days"} and study.offset_range == pytest.approx(
+    assert study.used == {"falls", "dose", "days"} and study.model.declared(study.columns)["offset"] == pytest.approx(
         np.log(study.columns["days"].bounds)
     )
     new = check_table(found.study, pd.DataFrame({"dose": [2.0, 2.0], "days": [10.0, 20.0]}), response=False)

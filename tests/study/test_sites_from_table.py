@@ -423,7 +423,7 @@ def test_weights_are_numbers_of_equal_records(family, effects):
             # Losses of events among trials and of 0 and 1 are the same: only constants could differ.
             np.testing.assert_allclose(found, expected, rtol=1e-12)
     written = parse_study(one.study.text)
-    assert (written.weights, written.trials) == ("times", "trials" if family == "binomial" else None)
+    assert (written.weights, written.model.trials) == ("times", "trials" if family == "binomial" else None)
 
 
 @pytest.mark.parametrize(

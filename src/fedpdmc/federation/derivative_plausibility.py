@@ -31,6 +31,7 @@ from fedpdmc.errors import BadAnswer, NoEnclosure
 from fedpdmc.federation.derivative_rounding import FEWER, LEAST, digits_in, digits_of
 from fedpdmc.models.model_file.records import CONSTANTS, DESIGN, WEIGHTS, RecordSum
 from fedpdmc.potentials.base import public_points
+from fedpdmc.privacy.sensitivity import Bounds, slopes
 
 if TYPE_CHECKING:
     from fedpdmc.study.contract import Study
@@ -68,13 +69,11 @@ class Plausible:
         # The records of a site, each counted with the largest weight.
         self._most = study.most_records * study.largest_weight
         self._derived: dict[str, list[DerivedAt]] = {}
-        if study.model is not None and study.effects is None:
+        if not study.model.loss and study.effects is None:
             self._model, self._largest = DerivativeBounds(study), np.zeros(0)
             return
-        self._largest = study.design.largest
-        response, offset = study.columns[study.design.response_name], study.offset_range
-        self._outcome = 1.0 if response.type == "level" else max(abs(x) for x in response.range)
-        self._offset = 0.0 if offset is None else max(abs(x) for x in offset)
+        self._largest, self._declared = study.design.largest, study.model.declared(study.columns)
+        self._facts = study.model.facts(len(self._largest))
 
     def check(
         self,
@@ -97,7 +96,7 @@ class Plausible:
             return
         before = self._derived.setdefault(name, [])
         now = DerivedAt(np.array(x), spread, self._deviation(spread), gradient, hessian, _grid(x, hessian, sites))
-        if not (study.unknown_scale or study.family == "student_t" or study.model or study.effects):
+        if study.convex:
             self._convex(name, now)
             for past in before:
                 self._between(name, past, now)
@@ -112,39 +111,35 @@ class Plausible:
         """Bounds on the gradient and on the Hessian of one record at a point, or of their means."""
         if self._study.effects is not None:
             return self._with_effects()
-        if self._study.model is not None:
+        if not self._study.model.loss:
             return self._model.at(x, spread)
-        study, largest, deviation = self._study, self._largest, self._deviation(spread)
+        largest, deviation = self._largest, self._deviation(spread)
         outer = np.outer(largest, largest)
-        if (bounds := self._loss_bounds()) is not None:
-            return bounds[0] * largest, bounds[1] * outer
+        if not self._study.unknown_scale:
+            slope, curvature = self._slopes(x, deviation)
+            return slope * largest, curvature * outer
         tilt = np.zeros(len(x)) if spread is None else spread[-1]
-        if study.unknown_scale and spread is not None:
+        if spread is not None:
             # As `LinearUnknownScale.averaged` has it: the mean of e^{−2s} tilts the coefficients.
             x = np.append((x - 2 * spread @ tilt)[:-1], x[-1])
-        reach = float(largest @ np.abs(x[: len(largest)])) + self._offset
-        rest = reach + self._outcome
+        rest = math.hypot(float(largest @ np.abs(x[:-1])) + max(map(abs, self._declared["outcome"])), deviation)
         with np.errstate(over="ignore"):
-            if study.family == "poisson":
-                rate = float(np.exp(reach + 0.5 * deviation**2))
-                return max(rate, self._outcome) * largest, rate * outer
-            if not study.unknown_scale:
-                weight = study.options["scale"] ** -2.0
-                return weight * rest * largest, weight * outer
-            weight, rest = float(np.exp(-2 * x[-1] + 2 * tilt @ tilt)), math.hypot(rest, deviation)
+            weight = float(np.exp(-2 * x[-1] + 2 * tilt @ tilt))
             cross = 2 * weight * rest * largest
             corner = np.full((1, 1), 2 * weight * rest**2)
             slope = np.append(weight * rest * largest, 1 + weight * rest**2)
             return slope, np.block([[weight * outer, cross[:, None]], [cross[None], corner]])
 
-    def _loss_bounds(self) -> tuple[float, float] | None:
-        """Bounds of ``|ℓ'|`` and ``|ℓ''|`` everywhere, for families that have them."""
-        if self._study.family == "logistic":
-            return 1.0, 0.25
-        if self._study.family != "student_t":
-            return None
-        df, scale = self._study.options["df"], self._study.options["scale"]
-        return (df + 1) / (2 * math.sqrt(df) * scale), (df + 1) / (df * scale**2)
+    def _slopes(self, x: np.ndarray | None = None, deviation: float = 0.0) -> tuple[float, float]:
+        """Bounds of ``|ℓ'|`` and ``|ℓ''|``, or of their means over a Gaussian, at a point or everywhere."""
+        if self._facts is None:
+            return math.inf, math.inf
+        region = None if x is None else np.maximum(np.abs(x), 1e-300)
+        # The mean of e^{ξ·x} over a Gaussian is that of a predictor that is larger by half its variance.
+        low, high = self._declared["offset"] or (0.0, 0.0)
+        wider = {"offset": (low, high + 0.5 * deviation**2), "region": region}
+        found = slopes(self._facts, Bounds(**self._declared | wider), "replace")
+        return found.first, found.second
 
     def _with_effects(self) -> tuple[np.ndarray, np.ndarray]:
         """If effects are integrated out, a gradient is a mean of losses' slopes, ``H = E Σ ℓ'' ξξᵀ − Cov(Σ ℓ' ξ)``.
@@ -154,8 +149,9 @@ class Plausible:
         """
         dim, largest = len(self._study.names), self._largest
         gradient, hessian = np.full(dim, LARGEST / self._most), np.full((dim, dim), LARGEST / self._most)
-        if (bounds := self._loss_bounds()) is not None:
-            own, (slope, curvature) = slice(0, len(largest)), bounds
+        slope, curvature = self._slopes()
+        if math.isfinite(slope):
+            own = slice(0, len(largest))
             gradient[own] = slope * largest
             hessian[own, own] = (curvature + self._most * slope**2) * np.outer(largest, largest)
         return gradient, hessian
@@ -306,11 +302,11 @@ class DerivativeBounds:
 
     @double_precision
     def __init__(self, study: Study):
-        assert study.model is not None
-        alike = not any(isinstance(value, dict) for value in study.model.constants.values())
+        model = study.model
+        alike = not any(isinstance(value, dict) for value in model.constants.values())
         self._dim = len(study.names)
         self._boxes = [_box(study, site) for site in (study.sites[:1] if alike else study.sites)]
-        function = RecordSum(study.model.model, study.model.layout.width)
+        function = RecordSum(model.model, model.layout.width)
 
         def derivatives(x, data):
             def total(x):
@@ -350,7 +346,6 @@ def _size(form: Any) -> np.ndarray:
 def _box(study: Study, site: str) -> dict[str, Any]:
     """Data of one record, with intervals for its columns."""
     bound, box = study.model, {}
-    assert bound is not None
     for column in bound.model.source.columns:
         declared = study.columns[bound.columns[column.name]] if column.name in bound.columns else None
         if declared is None:

@@ -43,7 +43,7 @@ def synthetic(study: Study, records: int, seed: int) -> pl.DataFrame:
     for name, column in study.columns.items():
         if column.type == "key":
             length = GROUP if study.effects else 1
-            if study.model and study.model.model.source.group:
+            if study.model.model.source.group:
                 length = study.model.model.source.group.length
             frame[name] = [f"group {i // length}" for i in range(records)]
         elif column.type == "level":
@@ -55,7 +55,7 @@ def synthetic(study: Study, records: int, seed: int) -> pl.DataFrame:
             else:
                 values = rng.uniform(least, most, records)
             frame[name] = (np.floor(values) if column.type == "count" else values).tolist()
-    if study.model is not None and study.model.design is None:
+    if study.model.design is None:
         return pl.DataFrame(frame)
     response = study.columns[study.design.response_name]
     mean = sum(response.bounds) / 2
@@ -63,8 +63,8 @@ def synthetic(study: Study, records: int, seed: int) -> pl.DataFrame:
         pass
     elif response.type == "count":
         counts = rng.poisson(min(mean, MOST_COUNT), records)
-        if study.trials is not None:
-            counts = np.minimum(counts, frame[study.trials])
+        if study.model.trials is not None:
+            counts = np.minimum(counts, frame[study.model.trials])
         frame[response.name] = np.clip(counts, *response.bounds).astype(float).tolist()
     else:
         low, high = response.bounds

@@ -21,15 +21,14 @@ import numpy as np
 from fedpdmc.errors import InputError, RequestRefused, WireError
 from fedpdmc.federation import messages
 from fedpdmc.potentials import ControlVariate, Quadratic
-from fedpdmc.privacy.gaussian_mechanism import ShareTerms
+from fedpdmc.privacy.gaussian_mechanism import BITS, MODULUS, WIDTH, ShareTerms, numbers, total_integers, words
 
 if TYPE_CHECKING:
     from fedpdmc.certificates import Credentials
     from fedpdmc.study.contract import Study
 
-FRACTION, BITS = 64, 128
-WIDTH = BITS // 8
-MODULUS, HALF = 1 << BITS, 1 << (BITS - 1)
+FRACTION = 64  # binary places of a fixed-point number
+HALF = MODULUS // 2
 KEY_BYTES = 32
 PURPOSE = b"fedpdmc secure sum 1"
 
@@ -67,22 +66,6 @@ def unpacked(values: Sequence[float], dim: int) -> tuple[np.ndarray, np.ndarray]
 def size(dim: int) -> int:
     """How many numbers `packed` has."""
     return dim + dim * (dim + 1) // 2
-
-
-def words(numbers: Sequence[int]) -> np.ndarray:
-    """Numbers modulo 2¹²⁸ as 64-bit words, low word first."""
-    return np.frombuffer(b"".join((n % MODULUS).to_bytes(WIDTH, "little") for n in numbers), "<u8")
-
-
-def numbers(raw: bytes) -> list[int]:
-    """The inverse of `words`, from bytes."""
-    return [int.from_bytes(raw[at : at + WIDTH], "little") for at in range(0, len(raw), WIDTH)]
-
-
-def total_integers(messages: Sequence[np.ndarray]) -> list[int]:
-    """The sum of all sites' masked integers modulo 2¹²⁸, in which the masks cancel."""
-    columns = zip(*(numbers(np.asarray(message, "<u8").tobytes()) for message in messages), strict=True)
-    return [sum(column) % MODULUS for column in columns]
 
 
 def total(messages: Sequence[np.ndarray]) -> list[float]:

@@ -465,13 +465,13 @@ def _one_shot(connection: Connection, ess: float | None, duration: float | None)
     post = private_laplace(_members(connection), study.prior(), study.names, connection.seed)
     post.privacy, post.settings = connection.privacy(), post.settings | connection.facts()
     post.settings["sites"] = list(federation.names)
-    if study.model is None:
-        scale, count = np.linalg.cholesky(post.cov()), len(study.sites)
-        rows = {site: study.coordinates(site) for site in study.sites}
-        costs = (
-            exact_cost(study.declared_model(site), study.budget(site=site), scale if own is None else scale[own], count)
-            for site, own in rows.items()
-        )
+    costs, scale = [], np.linalg.cholesky(post.cov())
+    for site in study.sites:
+        own = study.coordinates(site)
+        rows = scale if own is None else scale[own]
+        if (facts := study.model.facts(len(rows))) is not None:
+            costs.append(exact_cost(facts, study.budget(site=site), rows, len(study.sites)))
+    if costs:
         post.settings["chosen"] += exact_words(min(costs))
     if study.derivatives == "noisy-summed":
         post.settings["chosen"] += f" {shared_words(len(study.sites), study.colluding or 0)}"

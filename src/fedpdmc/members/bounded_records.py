@@ -23,12 +23,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedpdmc._jax.compilation import on_device
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.enclosures import Interval, enclose
-from fedpdmc.errors import InputError, NoEnclosure
+from fedpdmc.errors import InputError, NoEnclosure, PlanRefused
 from fedpdmc.models.model_file.model import Model as FileModel
 from fedpdmc.models.model_file.program import Source, evaluate
 from fedpdmc.models.model_file.records import CONSTANTS, DESIGN, WEIGHTS, Layout, RecordModel, RecordSum
+from fedpdmc.models.user_function import derivatives_of
 from fedpdmc.potentials import (
     GaussianRecords,
     LinearPredictor,
@@ -39,11 +41,15 @@ from fedpdmc.potentials import (
     Program,
     Quadratic,
     StudentT,
+    bare,
 )
 from fedpdmc.potentials.clipped_gradient_potential import ClippedRecords
+from fedpdmc.potentials.padding import bucket
 from fedpdmc.privacy.accountant import Sensitivity, up
 from fedpdmc.privacy.budget import Budget
+from fedpdmc.privacy.budget_planning import steepness
 from fedpdmc.privacy.sensitivity import (
+    COX_REGION,
     FARTHEST,
     LARGEST_SHARE,
     LEVELS,
@@ -54,10 +60,20 @@ from fedpdmc.privacy.sensitivity import (
     Bounds,
     Limits,
     ModelFacts,
+    averaged_sensitivity,
+    derivative_sensitivity,
     gamma,
+    gradient_rounding,
+    hessian_rounding,
     largest_row,
+    limits,
+    sensitivity,
 )
 
+LARGEST_POINT = (
+    1e15  # number in a plan, reference or control variate, and of parameters: beyond it others might overflow
+)
+LAST_NODE = 8.0  # standard deviations, beyond the last quadrature node of averages over predictors
 LARGEST = 1e100  # of a response without a declared range: squares do not overflow
 BLOCK = 1024  # records whose derivatives are added at a time
 EXACT_BITS = 52  # of a sum that is exact, minus one
@@ -177,48 +193,9 @@ def fingerprint(potential: Potential) -> str:
     return digest.hexdigest()
 
 
-def file_bounds(model: RecordModel, budget: Budget) -> RecordBounds:
-    """Bounds on one record's derivatives under the declared bounds of a budget."""
-    function = model.function
-    assert isinstance(function, RecordSum)
-    if budget.neighbours == "label":
-        raise InputError(
-            "Budget(neighbours)",
-            f"{budget.neighbours!r} with a model file",
-            "Use 'replace' or 'add-remove': a model file does not say which columns are outcomes.",
-        )
-    numbers = ((name, np.asarray(value)) for name, value in sorted(model.data[CONSTANTS].items()))
-    constants = tuple((name, value.shape, tuple(value.ravel().tolist())) for name, value in numbers)
-    found = record_bounds(function.model, function.width, json.dumps(budget.bounds.describe()), constants)
-    weight = budget.bounds.weight
-    return found._replace(gradient=up(weight * found.gradient), hessian=up(weight * found.hessian))
-
-
 def grid(bound: float, most_records: int) -> float:
     """q: a power of two with ``N bound ≤ 2⁵² q``."""
     return 2.0 ** (math.ceil(math.log2(bound)) + math.ceil(math.log2(most_records)) - EXACT_BITS) if bound > 0 else 1.0
-
-
-def file_sensitivity(model: RecordModel, budget: Budget) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Sensitivities of gradient and Hessian to one record, and bounds on the rounding of each record's part."""
-    bounds, dim = file_bounds(model, budget), model.dim or 0
-    q = [grid(bound, budget.bounds.most_records) for bound in bounds[:2]]
-    first, second = (up(change * (1 + SCALED)) for change in bounds.changes(budget.neighbours))
-    return (first, second), (up(math.sqrt(dim) * q[0] / 2), up(dim * q[1] / 2))
-
-
-@double_precision
-def file_derivatives(model: RecordModel, budget: Budget, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Sums over records of clipped gradients and Hessians."""
-    bounds, most = file_bounds(model, budget), budget.bounds.most_records
-    limits = jnp.asarray([*bounds[:2], *(grid(bound, most) for bound in bounds[:2])])
-    gradient, hessian = np.zeros(len(x)), np.zeros((len(x), len(x)))
-    cut = _cut_records(model, BLOCK, model.records)
-    for k in range(len(cut[WEIGHTS])):
-        data = {key: value[k] for key, value in cut.items()} | {CONSTANTS: model.data[CONSTANTS]}
-        one, two = _block(model.function, bounds.convex, jnp.asarray(x), data, limits)
-        gradient, hessian = gradient + np.asarray(one), hessian + np.asarray(two)
-    return gradient, hessian
 
 
 def _cut_records(model: RecordModel, size: int, count: int) -> dict[str, Any]:
@@ -305,7 +282,7 @@ def hold_file_to_bounds(model: RecordModel, budget: Budget) -> RecordModel:
     bounds: Bounds = budget.bounds
     _check_number(model.records, bounds)
     # Missing declarations are reported before the records are examined.
-    file_bounds(model, budget)
+    _ = ProgramFacts(model, budget).bounds
     # Derivatives do not show a jump: a release would omit it, and a walk would pass over it.
     Program(model.function, model.data, model.dim or 0).check_continuity()
     data = dict(model.data)
@@ -553,71 +530,6 @@ def _bound_boxes(upper, value, low: Boxes, high: Boxes) -> tuple[np.ndarray, flo
     return np.where(np.isnan(bounds), np.inf, bounds), found
 
 
-# Arrivals of a model file under a privacy budget: what one record can change, and how long a walk can take.
-#
-# A flip's rate is ``(v_i ∂_i(U − q))_+ + ρ|v_i|``. The site computes ``∇U = Sᵀ G``, where G is a sum over records of
-# gradients in the model's own parameters. Each is computed by itself, scaled down if it is longer than the certified bound b
-# of `file_bounds`, set to zero if it is not finite, and rounded to multiples of a power of two, so that G is exact in every
-# order of summation.
-#
-# **Sensitivity.** A record's part g has ``|g| ≤ b' = b(1 + 10⁻¹²) + √k q/2``, whatever its program computes, at the same
-# computed point x for both of two neighbours. All shapes are public, since records are padded to the declared maximum
-# number: both run the same compiled program, in which a record's part depends on that record alone. Adding or removing a
-# record changes ``∇U`` by ``Sᵀ g``, replacing one by ``Sᵀ(g − g̃)``: at most ``‖Sᵀ‖ b'``, or twice that, in each norm of
-# the account. Products with S are rounded by at most ``γ_{k+2} N b' |S_{·i}|`` in coordinate i.
-#
-# **Region.** Within the declared region no gradient is longer than b, nothing is scaled down, and the rates are those of the
-# model: the chain is exact. A plan that leaves the region is refused from public facts (code REGION), and the run ends; it
-# never continues with clipped rates.
-#
-# **Work.** A ceiling on rates that came from the records could end a walk at a time that depends on them. Here it is
-# public: ``c_i = N b' |S_{·i}|`` for the records, with N their declared maximum number. In the proof of
-# `fedpdmc.privacy.budget_planning` the ceiling is then at most ``V + W + E`` with W from the control variate alone and
-# ``2c`` added to E: the control variate's signed rate is at most ``V + c``, the records' ceiling is c, and the records' rate
-# changes by at most 2c, which is within ``V/2`` where ``W + E ≤ V/2``.
-
-
-def longest(model: RecordModel, budget: Budget) -> float:
-    """``b'``: no record's part of the sum is longer."""
-    bound = file_bounds(model, budget).gradient
-    return up(bound * (1 + SCALED) + math.sqrt(model.dim or 0) * grid(bound, budget.bounds.most_records) / 2)
-
-
-def file_change(model: RecordModel, budget: Budget, scale: np.ndarray) -> Sensitivity:
-    """K of the records' gradient in whitened coordinates, ``scale`` being the rows of S."""
-    factor = 2 if budget.neighbours == "replace" else 1
-    most = largest_row(Bounds(norm=longest(model, budget)), scale)
-    return Sensitivity(*(up(factor * k) for k in most))
-
-
-def file_limits(model: RecordModel, budget: Budget, scale: np.ndarray, known: Sensitivity, excess: float) -> Limits:
-    """Limits on plans, and K with rounding: of products with S, of the control variate and of levels.
-
-    Raises
-    ------
-    InputError
-        Rounding is as large as the effect of one record.
-    """
-    rows, dim = scale.shape
-    slope, wide = min(STEEPEST * known.k_2, MOST_SLOPE), math.sqrt(dim)
-    total = budget.bounds.most_records * longest(model, budget) * float(np.linalg.norm(scale))
-    off = up(gamma(rows + 2) * total + 4 * UNIT * ((dim + 4) * slope + total + wide * excess) + wide * LEVELS)
-    if not 2 * off <= LARGEST_SHARE * known.k_2:
-        raise InputError(
-            "Bounds(most_records)",
-            f"{budget.bounds.most_records:,}: rounding changes a rate by {2 * off / known.k_2:.3g} of what a record can",
-            "Declare no more records than there can be, and a reference with the scale of the posterior.",
-        )
-    k_inf, k_1, k_2 = known
-    return Limits(FARTHEST, slope, off, Sensitivity(up(k_inf + 2 * off), up(k_1 + 2 * wide * off), up(k_2 + 2 * off)))
-
-
-def file_ceiling(model: RecordModel, budget: Budget, scale: np.ndarray) -> float:
-    """The largest ``c_i``: a bound on the records' rate per unit of speed, whatever they are."""
-    widest = float(np.linalg.norm(scale, axis=0).max())
-    return up(budget.bounds.most_records * longest(model, budget) * widest * (1 + 1e-8))
-
-
 @dataclasses.dataclass(frozen=True)
 class ClippedSum:
     """``Σ_n c(∇f_n)(x)`` over padded records."""
@@ -636,10 +548,230 @@ class ClippedSum:
         return jax.lax.scan(add, jnp.zeros(x.shape), data["blocks"])[0]
 
 
-@double_precision
-def clipped_records(model: RecordModel, budget: Budget) -> ClippedRecords:
-    """The records as a private site walks with them: padded to the declared maximum, so that all shapes are public."""
-    bound, most = file_bounds(model, budget).gradient, budget.bounds.most_records
-    whole = {"blocks": _cut_records(model, WALK_BLOCK, most), "same": {CONSTANTS: model.data[CONSTANTS]}}
-    total, gradient = most * longest(model, budget), ClippedSum(model.function, bound, grid(bound, most))
-    return ClippedRecords(gradient, whole, jnp.asarray(total), model.dim or 0)
+def padded_potential(potential: Potential) -> Potential:
+    """Records padded to a shape that other sites share."""
+    return potential.padded(bucket(potential.design.shape[0])) if isinstance(potential, LinearPredictor) else potential
+
+
+# What a budget knows of a site's records --------------------------------------------------------------------------------
+#
+# Arrivals of a model file under a privacy budget: what one record can change, and how long a walk can take.
+#
+# A flip's rate is ``(v_i ∂_i(U − q))_+ + ρ|v_i|``. The site computes ``∇U = Sᵀ G``, where G is a sum over records of
+# gradients in the model's own parameters. Each is computed by itself, scaled down if it is longer than the certified bound b
+# (`ProgramFacts.bounds`), set to zero if it is not finite, and rounded to multiples of a power of two, so that G is exact in
+# every order of summation.
+#
+# **Sensitivity.** A record's part g has ``|g| ≤ b' = b(1 + 10⁻¹²) + √k q/2``, whatever its program computes, at the same
+# computed point x for both of two neighbours. All shapes are public, since records are padded to the declared maximum
+# number: both run the same compiled program, in which a record's part depends on that record alone. Adding or removing a
+# record changes ``∇U`` by ``Sᵀ g``, replacing one by ``Sᵀ(g − g̃)``: at most ``‖Sᵀ‖ b'``, or twice that, in each norm of
+# the account. Products with S are rounded by at most ``γ_{k+2} N b' |S_{·i}|`` in coordinate i.
+#
+# **Region.** Within the declared region no gradient is longer than b, nothing is scaled down, and the rates are those of the
+# model: the chain is exact. A plan that leaves the region is refused from public facts (code REGION), and the run ends; it
+# never continues with clipped rates.
+#
+# **Work.** A ceiling on rates that came from the records could end a walk at a time that depends on them. Here it is
+# public: ``c_i = N b' |S_{·i}|`` for the records, with N their declared maximum number. In the proof of
+# `fedpdmc.privacy.budget_planning` the ceiling is then at most ``V + W + E`` with W from the control variate alone and
+# ``2c`` added to E: the control variate's signed rate is at most ``V + c``, the records' ceiling is c, and the records' rate
+# changes by at most 2c, which is within ``V/2`` where ``W + E ≤ V/2``.
+
+
+Pair = tuple[float, float]  # of gradient and Hessian
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LossFacts:
+    """Records with a built-in loss under a budget, whose own bounds `fedpdmc.privacy.sensitivity` has."""
+
+    potential: Potential  # of the records within the declared bounds
+    budget: Budget
+
+    @functools.cached_property
+    def public(self) -> ModelFacts:
+        """What identifies the model."""
+        return model_of(self.potential)
+
+    @property
+    def _terms(self) -> tuple[ModelFacts, Bounds, str]:
+        return self.public, self.budget.bounds, self.budget.neighbours
+
+    def region(self, dim: int) -> np.ndarray | None:
+        """The region of the site's own parameters."""
+        declared = self.budget.bounds.sizes("region", dim)
+        if self.public.loss != "cox":
+            return declared
+        return np.minimum(COX_REGION, np.full(dim, COX_REGION) if declared is None else declared)
+
+    def change(self, scale: np.ndarray) -> Sensitivity:
+        """K of the records' gradient in whitened coordinates, ``scale`` being the rows of S."""
+        return sensitivity(*self._terms, scale)
+
+    def limits(self, scale: np.ndarray, center: np.ndarray, known: Sensitivity, excess: float) -> Limits:
+        """Limits on plans, and K with rounding."""
+        return limits(*self._terms, scale, center, known, excess)
+
+    def rates(self, scale: np.ndarray, where: np.ndarray) -> tuple[Any, float]:
+        """How steep rates are within ``where``, and what the records add to the excess: both bound a walk's work."""
+        return steepness(*self._terms, scale, where), 0.0
+
+    @property
+    def release_change(self) -> Pair:
+        """How much one record can change the gradient and the Hessian."""
+        return derivative_sensitivity(*self._terms)
+
+    def release(self, point: np.ndarray, spread: np.ndarray | None, site: str) -> tuple[Pair, Pair]:
+        """Sensitivities of gradient and Hessian, or of their means, to one record, and bounds on their rounding."""
+        bounds, neighbours, dim = self.budget.bounds, self.budget.neighbours, self.public.dim
+        first, second = self.release_change
+        # Numbers large enough to overflow are refused.
+        with np.errstate(over="ignore", invalid="ignore"):
+            factor, size = 1.0, float(np.linalg.norm(point))
+            far = point if spread is None else np.abs(point) + 0.5 * np.sum(spread**2, 1)
+            if spread is not None:
+                factor = averaged_sensitivity(self.public, bounds, spread)
+                # Derivatives that no record can change need no noise, averaged or not: zero stays zero.
+                first, second = up(factor * first), up(factor * second) if second else 0.0
+                # Predictors reach to the last node. The factor two covers the sum over nodes and the deviations.
+                size, factor = up(size + LAST_NODE * float(np.linalg.norm(spread))), 2 * factor
+            if not np.max(np.abs(far), initial=0.0) <= (COX_REGION if self.public.loss == "cox" else LARGEST_POINT):
+                why = "a point where numbers might overflow, or a count be lost in rounding (code BAD_POINT)."
+                raise PlanRefused(f"site {site!r}: {why}")
+            zero = np.eye(dim), np.zeros(dim)
+            off = up(factor * gradient_rounding(*self._terms, *zero, size))
+            rounding = off, up(factor * hessian_rounding(self.public, bounds, neighbours, size))
+        pairs = zip((first, second), rounding, strict=True)
+        if any(known > 0 and not 2 * off <= LARGEST_SHARE * known for known, off in pairs):
+            raise PlanRefused(
+                f"site {site!r}: with up to {bounds.most_records:,} records and predictors this large, rounding is not "
+                "small against the effect of one record (code BAD_POINT). Declare the most records that there can be, "
+                "Bounds(most_records=...), or tighter bounds and a smaller region."
+            )
+        return (first, second), rounding
+
+    def derivatives(self, x: np.ndarray, spread: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Gradient and Hessian, or their means."""
+        about = None if spread is None else on_device(spread)
+        _, gradient, hessian = derivatives_of(bare(self.potential), on_device(x), about)
+        return np.asarray(gradient), np.asarray(hessian)
+
+    def walked(self) -> Potential:
+        """The records as a private site walks with them."""
+        return padded_potential(self.potential)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ProgramFacts:
+    """Records of a model file under a budget: what follows from enclosures."""
+
+    model: RecordModel
+    budget: Budget
+
+    @property
+    def public(self) -> str:
+        """What identifies the model."""
+        return self.model.function.model.digest
+
+    @functools.cached_property
+    def bounds(self) -> RecordBounds:
+        """Bounds on one record's derivatives under the declared bounds."""
+        function, budget = self.model.function, self.budget
+        assert isinstance(function, RecordSum)
+        if budget.neighbours == "label":
+            raise InputError(
+                "Budget(neighbours)",
+                f"{budget.neighbours!r} with a model file",
+                "Use 'replace' or 'add-remove': a model file does not say which columns are outcomes.",
+            )
+        numbers = ((name, np.asarray(value)) for name, value in sorted(self.model.data[CONSTANTS].items()))
+        constants = tuple((name, value.shape, tuple(value.ravel().tolist())) for name, value in numbers)
+        found = record_bounds(function.model, function.width, json.dumps(budget.bounds.describe()), constants)
+        weight = budget.bounds.weight
+        return found._replace(gradient=up(weight * found.gradient), hessian=up(weight * found.hessian))
+
+    @property
+    def most(self) -> int:
+        """The declared maximum number of records."""
+        return self.budget.bounds.most_records
+
+    @property
+    def grids(self) -> Pair:
+        """Q of gradients and of Hessians."""
+        return grid(self.bounds.gradient, self.most), grid(self.bounds.hessian, self.most)
+
+    @property
+    def longest(self) -> float:
+        """``b'``: no record's part of the sum is longer."""
+        return up(self.bounds.gradient * (1 + SCALED) + math.sqrt(self.model.dim or 0) * self.grids[0] / 2)
+
+    def region(self, dim: int) -> np.ndarray | None:
+        """The region of the site's own parameters."""
+        return self.budget.bounds.sizes("region", dim)
+
+    def change(self, scale: np.ndarray) -> Sensitivity:
+        """K of the records' gradient in whitened coordinates, ``scale`` being the rows of S."""
+        factor = 2 if self.budget.neighbours == "replace" else 1
+        return Sensitivity(*(up(factor * k) for k in largest_row(Bounds(norm=self.longest), scale)))
+
+    def limits(self, scale: np.ndarray, center: np.ndarray, known: Sensitivity, excess: float) -> Limits:
+        """Limits on plans, and K with rounding: of products with S, of the control variate and of levels.
+
+        Raises
+        ------
+        InputError
+            Rounding is as large as the effect of one record.
+        """
+        rows, dim = scale.shape
+        slope, wide = min(STEEPEST * known.k_2, MOST_SLOPE), math.sqrt(dim)
+        total = self.most * self.longest * float(np.linalg.norm(scale))
+        off = up(gamma(rows + 2) * total + 4 * UNIT * ((dim + 4) * slope + total + wide * excess) + wide * LEVELS)
+        if not 2 * off <= LARGEST_SHARE * known.k_2:
+            raise InputError(
+                "Bounds(most_records)",
+                f"{self.most:,}: rounding changes a rate by {2 * off / known.k_2:.3g} of what a record can",
+                "Declare no more records than there can be, and a reference with the scale of the posterior.",
+            )
+        k_inf, k_1, k_2 = known
+        return Limits(
+            FARTHEST, slope, off, Sensitivity(up(k_inf + 2 * off), up(k_1 + 2 * wide * off), up(k_2 + 2 * off))
+        )
+
+    def rates(self, scale: np.ndarray, where: np.ndarray) -> tuple[Any, float]:
+        """How steep rates are, of the control variate alone, and twice the largest ``c_i``, which the records add."""
+        widest = float(np.linalg.norm(scale, axis=0).max())
+        return (0.0, 0.0, 0.0, 0.0), 2 * up(self.most * self.longest * widest * (1 + 1e-8))
+
+    @property
+    def release_change(self) -> Pair:
+        """How much one record can change the gradient and the Hessian."""
+        first, second = self.bounds.changes(self.budget.neighbours)
+        return up(first * (1 + SCALED)), up(second * (1 + SCALED))
+
+    def release(self, point: np.ndarray, spread: np.ndarray | None, site: str) -> tuple[Pair, Pair]:
+        """Sensitivities of gradient and Hessian to one record, and bounds on the rounding of each record's part."""
+        if spread is not None:
+            raise InputError("reference", "'vb' with a model file under a privacy budget", "Use reference='laplace'.")
+        dim, q = self.model.dim or 0, self.grids
+        return self.release_change, (up(math.sqrt(dim) * q[0] / 2), up(dim * q[1] / 2))
+
+    @double_precision
+    def derivatives(self, x: np.ndarray, spread: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Sums over records of clipped gradients and Hessians."""
+        limits = jnp.asarray([*self.bounds[:2], *self.grids])
+        gradient, hessian = np.zeros(len(x)), np.zeros((len(x), len(x)))
+        cut = _cut_records(self.model, BLOCK, self.model.records)
+        for k in range(len(cut[WEIGHTS])):
+            data = {key: value[k] for key, value in cut.items()} | {CONSTANTS: self.model.data[CONSTANTS]}
+            one, two = _block(self.model.function, self.bounds.convex, jnp.asarray(x), data, limits)
+            gradient, hessian = gradient + np.asarray(one), hessian + np.asarray(two)
+        return gradient, hessian
+
+    @double_precision
+    def walked(self) -> ClippedRecords:
+        """The records as a private site walks with them: padded to the declared maximum, so that all shapes are public."""
+        model = self.model
+        whole = {"blocks": _cut_records(model, WALK_BLOCK, self.most), "same": {CONSTANTS: model.data[CONSTANTS]}}
+        gradient = ClippedSum(model.function, self.bounds.gradient, self.grids[0])
+        return ClippedRecords(gradient, whole, jnp.asarray(self.most * self.longest), model.dim or 0)

@@ -27,18 +27,9 @@ from fedpdmc.clocks import FINE, follow
 from fedpdmc.clocks.private_arrivals import Grid, first_below, time_grid
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.errors import BudgetSpent, InputError, NotFinite, PlanRefused
-from fedpdmc.members.bounded_records import (
-    clipped_records,
-    file_ceiling,
-    file_change,
-    file_derivatives,
-    file_limits,
-    file_sensitivity,
-    fingerprint,
-    model_of,
-)
-from fedpdmc.members.run_coordinates import Opening, in_coordinates, local_columns, padded_potential, whitened_control
-from fedpdmc.members.site import Site, derivatives, own_part
+from fedpdmc.members.bounded_records import LARGEST_POINT, LossFacts, ProgramFacts, fingerprint, padded_potential
+from fedpdmc.members.run_coordinates import Opening, in_coordinates, local_columns, whitened_control
+from fedpdmc.members.site import Site, own_part
 from fedpdmc.models.model_file.records import RecordModel
 from fedpdmc.plan import Arrival, Plan
 from fedpdmc.potentials import Potential, Sum
@@ -54,9 +45,8 @@ from fedpdmc.privacy.accountant import (
     usual_ratio,
 )
 from fedpdmc.privacy.budget import Budget
-from fedpdmc.privacy.budget_planning import MOST_CELLS, ONE_SHOT, REFERENCE, Schedule, cells, most_passes, steepness
+from fedpdmc.privacy.budget_planning import MOST_CELLS, ONE_SHOT, REFERENCE, Schedule, cells, most_passes
 from fedpdmc.privacy.gaussian_mechanism import (
-    MODULUS,
     ShareTerms,
     check_honest,
     from_sum,
@@ -66,25 +56,17 @@ from fedpdmc.privacy.gaussian_mechanism import (
     release,
     release_symmetric,
     share,
+    total_integers,
+    words,
 )
 from fedpdmc.privacy.ledger import FAULT, Account, Ledger, LedgerRequest, Reply
 from fedpdmc.privacy.sensitivity import (
-    COX_REGION,
-    LARGEST_SHARE,
     NEIGHBOURS,
     Bounds,
-    Limits,
     ModelFacts,
-    averaged_sensitivity,
-    derivative_sensitivity,
-    gradient_rounding,
-    hessian_rounding,
-    limits,
-    sensitivity,
 )
 
 logger = logging.getLogger("fedpdmc.site")
-LARGEST = 1e15  # in a plan, reference or control variate, and of parameters: beyond it numbers might overflow
 FASTEST = 1e6  # whitened units per unit of process time, in a plan
 LONGEST = 1e300  # process time, the largest that is reported
 # Charged for each chain of a plan and pass of its walk in addition to its exposure, in units of `inaccuracy_cost`: the
@@ -94,8 +76,6 @@ SLACK = 33 * 2.0**-54
 CELL = 1 / 16  # radians, the longest cell of a rotation on which max_i |v_i| is bounded
 MOST_PARTS = 4096  # cells of a segment
 LEAST_LEFT = 1e-6  # fraction of a share below which it counts as spent
-LAST_NODE = 8.0  # standard deviations, beyond the last quadrature node of averages over predictors
-WIDTH = 16  # bytes of a number modulo 2¹²⁸
 
 
 class PlanArrays(NamedTuple):
@@ -162,9 +142,11 @@ class PrivateSite:
         numbers = [reference.center, reference.scale_tril]
         if control is not None:
             numbers += [control.quadratic.precision, control.quadratic.linear]
-        if not all(np.max(np.abs(np.asarray(x)), initial=0.0) <= LARGEST for x in numbers):
+        if not all(np.max(np.abs(np.asarray(x)), initial=0.0) <= LARGEST_POINT for x in numbers):
             raise InputError(
-                "reference", f"a number that is not below {LARGEST:g}", "Give a reference that fits the posterior."
+                "reference",
+                f"a number that is not below {LARGEST_POINT:g}",
+                "Give a reference that fits the posterior.",
             )
 
     def _set_limits(self) -> None:
@@ -175,17 +157,10 @@ class PrivateSite:
             rows, center = rows[site.coordinates], center[site.coordinates]
         rows = rows if self.columns is None else rows[:, self.columns]
         # Rounding makes the sensitivity, and hence the excess rate, at most a tenth larger.
-        if isinstance(site.model, RecordModel):
-            self._model = site.model
-            known = file_change(site.model, budget, rows)
-            excess = 1.1 * budget.excess_for(known, opening.private_sites)
-            self.limits: Limits = file_limits(site.model, budget, rows, known, excess)
-        else:
-            self._model = model_of(site.potential)
-            terms = (self._model, budget.bounds, budget.neighbours)
-            known = sensitivity(*terms, rows)
-            excess = 1.1 * budget.excess_for(known, opening.private_sites)
-            self.limits = limits(*terms, rows, center, known, excess)
+        self.facts = record_facts(site)
+        known = self.facts.change(rows)
+        excess = 1.1 * budget.excess_for(known, opening.private_sites)
+        self.limits = self.facts.limits(rows, center, known, excess)
         self._rows, self._center, self.sensitivity = rows, center, self.limits.sensitivity
         self.excess = budget.excess_for(self.sensitivity, opening.private_sites)
         # Norms of the control variate's whitened Hessian and of its slope at the centre.
@@ -222,11 +197,7 @@ class PrivateSite:
     @property
     def region(self) -> np.ndarray | None:
         """The region of the site's own parameters."""
-        dim = self._rows.shape[0]
-        declared = self.budget.bounds.sizes("region", dim)
-        if isinstance(self._model, ModelFacts) and self._model.loss == "cox":
-            return np.minimum(COX_REGION, np.full(dim, COX_REGION) if declared is None else declared)
-        return declared
+        return self.facts.region(self._rows.shape[0])
 
     @property
     def status(self) -> AccountStatus:
@@ -281,7 +252,7 @@ class PrivateSite:
         """The exposure of a plan, and a limit on the passes of its walk; refused if the guarantee does not cover it."""
         dynamics, limits = self.opening.dynamics, self.limits
         numbers = (plan.start, plan.duration, plan.velocity)
-        finite = all(np.max(np.abs(x), initial=0.0) <= LARGEST for x in numbers)
+        finite = all(np.max(np.abs(x), initial=0.0) <= LARGEST_POINT for x in numbers)
         if not finite or np.any(plan.duration < 0) or np.any(plan.number < 0) or plan.start.shape[1] != self.dim:
             raise self._refuse("not a valid plan (code BAD_PLAN).")
         if dynamics.unit_speed and np.any(np.abs(plan.velocity[plan.duration > 0]) != 1.0):
@@ -307,14 +278,10 @@ class PrivateSite:
                 "the plan goes further from the centre than 64-bit arithmetic allows (code PLAN_TOO_FAR: at most "
                 f"{limits.distance:g} whitened units). Start nearer to the posterior."
             )
-        steep, excess = (0.0, 0.0, 0.0, 0.0), self.excess
-        if isinstance(self._model, RecordModel):
-            excess += 2 * file_ceiling(self._model, self.budget, self._rows)
-        else:
-            steep = steepness(self._model, self.budget.bounds, self.budget.neighbours, self._rows, where)
+        steep, more = self.facts.rates(self._rows, where)
         control = (curvature, float(np.max(steepest, initial=0.0)))
         of_plan = (farthest, speed, plan.duration.sum(1))
-        work = cells(steep, self.dim, rotating, (excess, limits.rounding), control, *of_plan)
+        work = cells(steep, self.dim, rotating, (self.excess + more, limits.rounding), control, *of_plan)
         if not np.all(work <= MOST_CELLS):
             raise self._refuse(
                 f"the plan may take {np.max(work):.3g} steps to walk (code TOO_MUCH_WORK: at most {MOST_CELLS:g}). Plan "
@@ -550,6 +517,12 @@ def _budget(site: Site) -> Budget:
     return site.budget
 
 
+def record_facts(site: Site) -> LossFacts | ProgramFacts:
+    """What the site's budget knows of its records."""
+    own, budget = site.model, _budget(site)
+    return ProgramFacts(own, budget) if isinstance(own, RecordModel) else LossFacts(site.potential, budget)
+
+
 class Noisy(NamedTuple):
     """Released derivatives of one site: at ``point``, with the standard deviations of their noise.
 
@@ -600,20 +573,8 @@ def plan_release(site: Site, x: np.ndarray, schedule: Schedule, spread: np.ndarr
         )
     own, about = own_part(x, spread, site.coordinates)
     own = release_point(own, budget.bounds)
-    if isinstance(site.model, RecordModel):
-        if about is not None:
-            raise InputError("reference", "'vb' with a model file under a privacy budget", "Use reference='laplace'.")
-        return PlannedRelease(own, site.model.function.model.digest, *file_sensitivity(site.model, budget))
-    model = model_of(site.potential)
-    sensitivity = derivative_sensitivity(model, budget.bounds, budget.neighbours)
-    # Numbers large enough to overflow are refused.
-    with np.errstate(over="ignore", invalid="ignore"):
-        if about is not None:
-            factor = averaged_sensitivity(model, budget.bounds, about)
-            # Derivatives that no record can change need no noise, averaged or not: zero stays zero.
-            sensitivity = (up(factor * sensitivity[0]), up(factor * sensitivity[1]) if sensitivity[1] else 0.0)
-        rounding = _rounding(site, model, own, sensitivity, about)
-    return PlannedRelease(own, model, sensitivity, rounding, about)
+    facts = record_facts(site)
+    return PlannedRelease(own, facts.public, *facts.release(own, about, site.name), about)
 
 
 def _release_spent(site: Site) -> BudgetSpent:
@@ -625,10 +586,7 @@ def _release_spent(site: Site) -> BudgetSpent:
 
 def gradient_change(site: Site) -> float:
     """How much one record can change the gradient."""
-    budget = _budget(site)
-    if isinstance(site.model, RecordModel):
-        return file_sensitivity(site.model, budget)[0][0]
-    return derivative_sensitivity(model_of(site.potential), budget.bounds, budget.neighbours)[0]
+    return record_facts(site).release_change[0]
 
 
 def _open_releases(site: Site, run: str, alone: bool) -> tuple[Ledger, Account, float]:
@@ -712,10 +670,7 @@ def _charge_release(
             key += run.encode()
             if site.seed is not None:
                 key = hashlib.sha256(repr((site.name, site.seed, *ready.where)).encode()).digest()
-            if isinstance(site.model, RecordModel):
-                found = file_derivatives(site.model, _budget(site), ready.point)
-            else:
-                found = derivatives(site, ready.point, ready.spread)[1:]
+            found = record_facts(site).derivatives(ready.point, ready.spread)
             return Reply(content(*found, key), 0.0, cost)
         except Exception:
             logger.exception("site %r: a release has failed", site.name)
@@ -738,34 +693,6 @@ def _account_status(site: Site, dim: int, ledger: Ledger, account: Account, know
     spent, releases = ledger.spent(budget.account_name) / account.limit, ledger.releases(budget.account_name)
     terms = (account.epsilon, account.delta, account.alpha, budget.granted)
     return AccountStatus(site.name, dim, *terms, 0.0, 0.0, known, releases, seeded, 0.0, 0.0, spent, account.bound)
-
-
-def _rounding(
-    site: Site, model: ModelFacts, own: np.ndarray, sensitivity: tuple[float, float], spread: np.ndarray | None
-) -> tuple[float, float]:
-    """Bounds on the rounding errors of gradient and Hessian at a point; refused if they are not negligible."""
-    far = own if spread is None else np.abs(own) + 0.5 * np.sum(spread**2, 1)
-    if not np.max(np.abs(far), initial=0.0) <= (COX_REGION if model.loss == "cox" else LARGEST):
-        why = "a point where numbers might overflow, or a count be lost in rounding (code BAD_POINT)."
-        raise PlanRefused(f"site {site.name!r}: {why}")
-    bounds, neighbours, size = _budget(site).bounds, _budget(site).neighbours, float(np.linalg.norm(own))
-    factor = 1.0
-    if spread is not None:
-        # Predictors reach to the last node. The factor two covers the sum over nodes and the deviations.
-        size = up(size + LAST_NODE * float(np.linalg.norm(spread)))
-        factor = 2 * averaged_sensitivity(model, bounds, spread)
-    first = up(factor * gradient_rounding(model, bounds, neighbours, np.eye(model.dim), np.zeros(model.dim), size))
-    second = up(factor * hessian_rounding(model, bounds, neighbours, size))
-    if any(
-        known > 0 and not 2 * off <= LARGEST_SHARE * known
-        for known, off in zip(sensitivity, (first, second), strict=True)
-    ):
-        raise PlanRefused(
-            f"site {site.name!r}: with up to {bounds.most_records:,} records and predictors this large, rounding is not "
-            "small against the effect of one record (code BAD_POINT). Declare the most records that there can be, "
-            "Bounds(most_records=...), or tighter bounds and a smaller region."
-        )
-    return first, second
 
 
 def release_point(own: np.ndarray, bounds: Bounds) -> np.ndarray:
@@ -868,14 +795,10 @@ def summed_derivatives(sites: Sequence[Site], x: np.ndarray, step: int, question
         )
     group = NoiseGroup(run_name(sites, question), len(sites))
 
-    def seal(numbers: Sequence[int]) -> bytes:
-        # Modulo 2¹²⁸ and without masks: the sites are in one process.
-        return b"".join((number % MODULUS).to_bytes(WIDTH, "little") for number in numbers)
-
-    parts = [shared_derivatives(site, x, group, first, seal) for site in sites]
-    cut = range(0, len(parts[0]), WIDTH)
-    columns = ([int.from_bytes(part[at : at + WIDTH], "little") for part in parts] for at in cut)
-    gradient, hessian = from_sum([sum(column) for column in columns], first, len(x))
+    # Without masks: the sites are in one process.
+    parts = [shared_derivatives(site, x, group, first, lambda own: words(own).tobytes()) for site in sites]
+    total = total_integers([np.frombuffer(part, "<u8") for part in parts])
+    gradient, hessian = from_sum(total, first, len(x))
     return Noisy(gradient, hessian, x, *first.total_sd)
 
 
@@ -891,8 +814,6 @@ def run_name(sites: Sequence[Site], question: bytes) -> str:
 
 def less_public(site: Site, opening: Opening) -> Potential:
     """The records and the public control variate in whitened coordinates; no branch depends on the records."""
-    own = padded_potential(site.potential)
-    if isinstance(site.model, RecordModel) and site.budget is not None:
-        own = clipped_records(site.model, site.budget)
+    own = padded_potential(site.potential) if site.budget is None else record_facts(site).walked()
     records, control = in_coordinates(own, site, opening), whitened_control(site, opening)
     return records if control is None else Sum((records, control.scaled(-1.0)))

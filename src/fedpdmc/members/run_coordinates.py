@@ -16,6 +16,7 @@ from fedpdmc.clocks.choose import choose
 from fedpdmc.console.warnings import warn
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.errors import Discontinuous, InputError
+from fedpdmc.members.bounded_records import padded_potential
 from fedpdmc.members.site import Member, Site
 from fedpdmc.potentials import (
     BentSpreadPrior,
@@ -33,7 +34,6 @@ from fedpdmc.potentials import (
     local_quadratic,
 )
 from fedpdmc.potentials.base import NEEDS_ROTATION
-from fedpdmc.potentials.padding import bucket
 from fedpdmc.whitening import Reference
 
 # Gradients of a user's function per unit of process time.
@@ -260,8 +260,3 @@ def whiten(potential: P, reference: Reference, columns) -> P:
 @once
 def _whiten(potential: P, reference: Reference, columns) -> P:
     return potential.whiten(reference, columns)  # type: ignore[return-value]
-
-
-def padded_potential(potential: Potential) -> Potential:
-    """Records padded to a shape that other sites share."""
-    return potential.padded(bucket(potential.design.shape[0])) if isinstance(potential, LinearPredictor) else potential

@@ -14,7 +14,7 @@ Arrays of laws have the shape (n, S), records by draws; those of levels (n, S, K
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -239,8 +239,12 @@ class Family(NamedTuple):
         The response of a built-in loss.
     options, needed : tuple of str
         Further arguments of `fedpdmc.sites`, and those without which there is no model.
-    build : callable, optional
-        Arguments of `Model`; takes ``levels`` or ``pieces`` where the family has them. None: its loss is built in.
+    build : callable
+        Arguments of `Model`; takes ``levels`` or ``pieces`` where the family has them, and which options are given.
+    built_in : bool
+        Whether its potential has a built-in loss; its model then serves for densities only.
+    convex : bool
+        Whether built-in losses of a known scale are convex, with ``|ℓ'''| ≤ ℓ''`` or quadratic.
     levels, ordered : bool
         Whether the response has levels, of which there must be a number, and whether they have an order.
     pieces : bool
@@ -250,6 +254,7 @@ class Family(NamedTuple):
     """
 
     name: str
+    build: Callable[..., dict[str, Any]]
     title: str
     law: Callable[[Array, Array, Mapping[str, Any]], Law]
     link: str
@@ -259,7 +264,8 @@ class Family(NamedTuple):
     response: str = "number"
     options: tuple[str, ...] = ()
     needed: tuple[str, ...] = ()
-    build: Callable[..., dict[str, Any]] | None = None
+    built_in: bool = False
+    convex: bool = False
     levels: bool = False
     ordered: bool = False
     pieces: bool = False
@@ -279,7 +285,7 @@ def _enter(**facts: Any) -> Callable:
 
     def enter(build: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
         name = build.__name__.strip("_")
-        FAMILIES[name] = Family(name, build=build, **facts)
+        FAMILIES[name] = Family(name, build, **facts)
         return build
 
     return enter
@@ -287,13 +293,27 @@ def _enter(**facts: Any) -> Callable:
 
 @functools.lru_cache(64)
 def family(name: str, **sizes: int) -> Model:
-    """The model of a family of the standard library, for so many levels or pieces where it has them."""
-    build = FAMILIES[name].build
-    assert build is not None
-    return Model(title=FAMILIES[name].title, **build(**sizes))
+    """The model of a family, for so many levels or pieces where it has them, and the options that are given."""
+    return Model(title=FAMILIES[name].title, **FAMILIES[name].build(**sizes))
 
 
-# Built-in losses: their models are in `fedpdmc.models` ---------------------------------------------------------------------
+# Built-in losses: their potentials are in `fedpdmc.models` ---------------------------------------------------------------
+
+
+def _errors(loss: Callable, known: bool, numbers: Sequence[str]) -> dict[str, Any]:
+    """A family of errors with a loss of the standardised residual, whose scale is known or the last parameter."""
+
+    def function(x, row):
+        log_scale = jnp.log(row["scale"]) if known else x["log_sigma"]
+        return log_scale + loss((row["y"] - x["eta"]) * jnp.exp(-log_scale), row)
+
+    return {
+        "function": function, "parameters": [] if known else ["log_sigma"], "predictors": ["eta"],
+        "columns": {"y": "real"}, "constants": numbers,
+    }  # fmt: skip
+
+
+COUNT, OFFSET = {"y": "count"}, {"offset": "real"}  # columns
 
 
 def _linear_law(eta, other, constants) -> Law:
@@ -301,8 +321,11 @@ def _linear_law(eta, other, constants) -> Law:
     return _standard(scipy.stats.norm(eta, scale), eta)
 
 
-def _student_t_law(eta, other, constants) -> Law:
-    return _standard(scipy.stats.t(constants["df"], eta, constants["scale"]), eta)
+@_enter(
+    title="Linear regression", law=_linear_law, link="identity", options=("scale",), built_in=True, convex=True
+)  # fmt: skip
+def _linear(scale: bool = False) -> dict[str, Any]:
+    return _errors(lambda z, row: 0.5 * z * z, scale, ["scale"] * scale)
 
 
 def _logistic_law(eta, other, constants) -> Law:
@@ -313,19 +336,66 @@ def _logistic_law(eta, other, constants) -> Law:
     return replace(law, draw=lambda own, rng: rng.random(chance.shape) < chance)
 
 
+@_enter(
+    title="Logistic regression",
+    law=_logistic_law,
+    link="logit",
+    ratios={"odds ratio": None},
+    checks=("mean",),
+    place=lambda seen: Place(0.0, LOGISTIC_SD),
+    response="level",
+    options=("trials",),
+    built_in=True,
+    convex=True,
+)
+def _logistic(trials: bool = False) -> dict[str, Any]:
+    def function(x, row):
+        return (row["trials"] if trials else 1.0) * softplus(x["eta"]) - row["y"] * x["eta"]
+
+    columns = {"y": "count", "trials": "count"} if trials else {"y": "binary"}
+    return {"function": function, "predictors": ["eta"], "columns": columns}
+
+
 def _poisson_law(eta, other, constants) -> Law:
     return _standard(scipy.stats.poisson(exp(eta)), exp(eta), True)
 
 
-for _record in (
-    Family("linear", "Linear regression", _linear_law, "identity", options=("scale",)),
-    Family("logistic", "Logistic regression", _logistic_law, "logit", {"odds ratio": None}, ("mean",),
-           lambda seen: Place(0.0, LOGISTIC_SD), "level", ("trials",)),
-    Family("poisson", "Poisson regression", _poisson_law, "log", {"rate ratio": None}, COUNTS, place_counts, "count",
-           ("offset", "exposure")),
-    Family("student_t", "Student-t regression", _student_t_law, "identity", options=("scale", "df"), needed=("scale", "df")),
-):  # fmt: skip
-    FAMILIES[_record.name] = _record
+@_enter(
+    title="Poisson regression",
+    law=_poisson_law,
+    link="log",
+    ratios={"rate ratio": None},
+    checks=COUNTS,
+    place=place_counts,
+    response="count",
+    options=("offset", "exposure"),
+    built_in=True,
+    convex=True,
+)
+def _poisson(offset: bool = False) -> dict[str, Any]:
+    def function(x, row):
+        eta = x["eta"] + row["offset"] if offset else x["eta"]
+        return jnp.exp(eta) - row["y"] * eta
+
+    return {"function": function, "predictors": ["eta"], "columns": COUNT | OFFSET if offset else COUNT}
+
+
+def _student_t_law(eta, other, constants) -> Law:
+    return _standard(scipy.stats.t(constants["df"], eta, constants["scale"]), eta)
+
+
+@_enter(
+    title="Student-t regression",
+    law=_student_t_law,
+    link="identity",
+    options=("scale", "df"),
+    needed=("scale", "df"),
+    built_in=True,
+)
+def _student_t(scale: bool = True, df: bool = True) -> dict[str, Any]:
+    return _errors(
+        lambda z, row: 0.5 * (row["df"] + 1) * jnp.log1p(z * z / row["df"]), True, ["scale", "df"]
+    )  # fmt: skip
 
 
 # The standard library ---------------------------------------------------------------------------------------------------
@@ -380,16 +450,19 @@ def _negative_binomial_law(eta, other, constants) -> Law:
     response="count",
     options=("size", "offset", "exposure"),
 )
-def _negative_binomial() -> dict[str, Any]:
-    """``y ~ NB(e^η, φ)`` in ``log φ``."""
+def _negative_binomial(size: bool = False, offset: bool = False) -> dict[str, Any]:
+    """``y ~ NB(e^η, φ)`` in ``log φ``, unless φ is a known size."""
 
     def function(x, row):
-        y, log_phi = row["y"], x["log_concentration"]
-        phi = jnp.exp(log_phi)
+        y, log_phi = row["y"], jnp.log(row["size"]) if size else x["log_concentration"]
+        phi, eta = jnp.exp(log_phi), x["eta"] + row["offset"] if offset else x["eta"]
         choose = gammaln(y + phi) - gammaln(phi)
-        return (y + phi) * jnp.logaddexp(log_phi, x["eta"]) - choose - phi * log_phi - y * x["eta"]
+        return (y + phi) * jnp.logaddexp(log_phi, eta) - choose - phi * log_phi - y * eta
 
-    return _with_eta(function, "log_concentration", "concentration", {"y": "count"})
+    if not size:
+        return _with_eta(function, "log_concentration", "concentration", COUNT)
+    columns = COUNT | OFFSET if offset else COUNT
+    return {"function": function, "predictors": ["eta"], "columns": columns, "constants": ["size"]}
 
 
 def negative_binomial(X: Any, y: Any, weights: Any = None) -> RecordModel:
@@ -866,5 +939,5 @@ def beta_binomial(X: Any, successes: Any, failures: Any, weights: Any = None) ->
 
 
 # Families with bounds of their own, and models of one record.
-BUILT_IN = tuple(name for name, record in FAMILIES.items() if record.build is None)
-LIBRARY = tuple(name for name, record in FAMILIES.items() if record.build is not None)
+BUILT_IN = tuple(name for name, record in FAMILIES.items() if record.built_in)
+LIBRARY = tuple(name for name, record in FAMILIES.items() if not record.built_in)

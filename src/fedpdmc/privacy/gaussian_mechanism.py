@@ -137,7 +137,8 @@ def release_symmetric(matrix: np.ndarray, sigma: float, key: bytes) -> np.ndarra
 # Shares of noise -------------------------------------------------------------------------------------------------------
 
 
-MODULUS = 1 << 128
+BITS = 128
+WIDTH, MODULUS = BITS // 8, 1 << BITS  # bytes of a number, and what sums are taken modulo
 # The grid of numbers that need no noise because they are identical for all neighbours.
 FINEST = 2.0**-64
 # A single honest site has no partner to share its noise with.
@@ -220,3 +221,19 @@ def from_sum(numbers: Sequence[int], terms: ShareTerms, dim: int) -> tuple[np.nd
     first, second = terms.grids
     gradient = np.array([float(k) for k in cells[:dim]]) * first
     return gradient, from_triangle(np.array([float(k) for k in cells[dim:]]) * second, dim)
+
+
+def words(numbers: Sequence[int]) -> np.ndarray:
+    """Numbers modulo 2¹²⁸ as 64-bit words, low word first."""
+    return np.frombuffer(b"".join((n % MODULUS).to_bytes(WIDTH, "little") for n in numbers), "<u8")
+
+
+def numbers(raw: bytes) -> list[int]:
+    """The inverse of `words`, from bytes."""
+    return [int.from_bytes(raw[at : at + WIDTH], "little") for at in range(0, len(raw), WIDTH)]
+
+
+def total_integers(messages: Sequence[np.ndarray]) -> list[int]:
+    """The sum of all sites' masked integers modulo 2¹²⁸, in which the masks cancel."""
+    columns = zip(*(numbers(np.asarray(message, "<u8").tobytes()) for message in messages), strict=True)
+    return [sum(column) % MODULUS for column in columns]

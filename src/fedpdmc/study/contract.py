@@ -17,6 +17,7 @@ from msgspec.structs import asdict
 from fedpdmc.dynamics import DRAW
 from fedpdmc.errors import InputError
 from fedpdmc.members.site import NO_LATENT_BUDGET
+from fedpdmc.models.families import FAMILIES
 from fedpdmc.potentials.random_effects import NaturalScale
 from fedpdmc.privacy.budget_planning import ONE_SHOT, PRIVATE_LAPLACE
 from fedpdmc.privacy.gaussian_mechanism import check_honest
@@ -25,7 +26,6 @@ from fedpdmc.study.formula import INTERCEPT, Design, Effects
 from fedpdmc.study.schema import FORMAT, Column, ContractKeys, naming_file, parse_toml, read, read_bytes, read_columns
 from fedpdmc.validation import suggest
 
-LOG_SIGMA = "log_sigma"
 # Keys of [prior] that belong to effects of groups, and keys of [dynamics] that are arguments of a dynamics.
 SPREADS = ("spread", "spread_scale", "correlation_scale")
 RATES = ("refresh", "excess")
@@ -131,7 +131,7 @@ class Study:
     sites: tuple[str, ...]
     family: str
     formula: str
-    options: dict[str, Any]  # the known numbers of the family (scale, df, size), and the column of the offset
+    model: BoundModel
     columns: dict[str, Column]
     prior_mean: float | tuple[float, ...]
     prior_scale: float | tuple[float, ...] | None
@@ -162,14 +162,11 @@ class Study:
     units: str = "declared"
     assessment: tuple[str, ...] = ()
     survival_times: tuple[float, ...] = ()
-    # The model of one record, from a model file (``family`` is then "file") or of the standard library.
-    model: BoundModel | None = None
     effects: Effects | None = None  # the effects of groups that stay at their sites
     prior_df: dict[str, int] = field(default_factory=dict)
     prior_horseshoe: tuple[str, ...] = ()
     prior_global_scale: float = 1.0
     weights: str | None = None
-    trials: str | None = None
 
     @property
     def digest(self) -> bytes:
@@ -184,7 +181,7 @@ class Study:
     @property
     def survival(self) -> bool:
         """Whether the response is a time until an event, by a family of the standard library."""
-        return self.model is not None and self.model.model.source.columns[0].name == "time" and not self.model_file
+        return self.family in FAMILIES and FAMILIES[self.family].survival
 
     @property
     def one_shot(self) -> bool:
@@ -206,14 +203,17 @@ class Study:
         """Whether a privacy budget protects outcomes only."""
         return self.epsilon is not None and self.neighbours == "label"
 
-    @cached_property
+    @property
     def design(self) -> Design:
         """The formula over the declared columns."""
-        if self.model is not None:
-            if self.model.design is None:
-                raise InputError("study.toml: model: formula", "none", "This model has no linear predictor.")
-            return self.model.design
-        return Design(self.formula if self.effects is None else self.effects.formula.fixed, self.columns)
+        if self.model.design is None:
+            raise InputError("study.toml: model: formula", "none", "This model has no linear predictor.")
+        return self.model.design
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The known numbers of a family with a built-in loss: scale, df and size."""
+        return self.model.numbers
 
     @cached_property
     def varying(self) -> Design | None:
@@ -227,40 +227,34 @@ class Study:
             raise InputError("study.toml: model: formula", several, "Between groups one column of numbers can vary.")
         return found
 
-    @property
-    def offset_range(self) -> tuple[float, float] | None:
-        """What the offset can be within the declared bounds; None if there is none."""
-        name = self.options.get("offset")
-        return self.design.offset_range if name is None else self.columns[name].range
-
     def offset(self, records: pd.DataFrame) -> np.ndarray | None:
-        """What is added to the linear predictor: the argument's column, or ``offset(...)`` of the formula."""
-        name = self.options.get("offset")
-        return self.design.offset(records) if name is None else records[name].to_numpy(float)
+        """What is added to the linear predictor."""
+        return self.model.offset(records)
 
     @property
     def model_file(self) -> str | None:
         """The name of the model file, if the contract has one."""
-        return None if self.model is None else self.model.file or None
+        return self.model.file or None
 
     @property
     def model_digest(self) -> str | None:
         """SHA-256 of the model file, if the contract has one."""
-        return None if self.model is None or not self.model.file else self.model.model.digest
+        return self.model.model.digest if self.model.file else None
 
     @property
     def used(self) -> set[str]:
         """The declared columns that the model needs."""
-        own = {name for name in (self.options.get("offset"), self.weights, self.trials) if name is not None}
+        own = set() if self.weights is None else {self.weights}
         if self.effects is not None:
             own |= {self.effects.formula.groups} & set(self.columns)
             own |= set() if self.varying is None else self.varying.used
-        return own | (self.design.used if self.model is None else self.model.used)
+        return own | self.model.used
 
     @property
     def largest_weight(self) -> float:
         """By how much the loss of a record is multiplied at most: its declared weight, times its trials."""
-        return float(np.prod([self.columns[name].range[1] for name in (self.weights, self.trials) if name is not None]))
+        known = (name for name in (self.weights, self.model.trials) if name is not None)
+        return float(np.prod([self.columns[name].range[1] for name in known]))
 
     def record_weights(self, records) -> np.ndarray:
         """The records' weights; ones without a column of weights."""
@@ -268,35 +262,39 @@ class Study:
 
     def count(self, records) -> int:
         """Number of records; a group of rows is one."""
-        return len(records) if self.model is None else self.model.count(records)
+        return self.model.count(records)
 
     @property
     def unknown_scale(self) -> bool:
-        """Whether the scale of a linear regression is a parameter, as its logarithm: after the coefficients."""
-        return self.family == "linear" and "scale" not in self.options
+        """Whether the scale of a linear regression is a parameter."""
+        return self.model.unknown_scale
+
+    @property
+    def convex(self) -> bool:
+        """Whether the records' losses are convex, and their curvature changes at most as fast as it is large."""
+        return self.model.convex and self.effects is None
 
     @property
     def names(self) -> tuple[str, ...]:
         """The parameters' names."""
-        spreads = () if self.effects is None else self.effects.names
-        return (*self.normal_names, *((LOG_SIGMA,) if self.effects and self.unknown_scale else ()), *spreads)
+        return (*self.model.names, *(() if self.effects is None else self.effects.names))
 
     @property
     def normal_names(self) -> tuple[str, ...]:
         """The parameters to which the table [prior] gives mean and scale: with effects, spreads have priors of their own."""
-        if self.model is not None:
-            return self.model.names
-        return (*self.design.names, *((LOG_SIGMA,) if self.unknown_scale and self.effects is None else ()))
+        names = self.model.names
+        return names[:-1] if self.unknown_scale and self.effects is not None else names
 
     @cached_property
     def naming(self) -> OriginalUnits | Named | None:
         """The reported variables, with units = "original" or a model's own; None if they are the parameters."""
-        if self.model is not None:
-            shown, own = self.model.variables, len(self.model.names)
-            return Named(self.names, NaturalScale(self.effects.names, shown, own) if self.effects else shown)
-        if self.effects is not None and self.units == "declared":
+        if self.units == "original":
+            return original_units(self)
+        if self.effects is None:
+            return None if self.model.variables is None else Named(self.names, self.model.variables)
+        if self.model.variables is None:
             return Named(self.names, NaturalScale(self.names))
-        return original_units(self) if self.units == "original" else None
+        return Named(self.names, NaturalScale(self.effects.names, self.model.variables, len(self.model.names)))
 
     @property
     def guess(self) -> np.ndarray | None:
@@ -315,13 +313,8 @@ class Study:
     @property
     def reach(self) -> np.ndarray | None:
         """How much a unit of each parameter can change the logarithm of a mean or of σ; None if there is no logarithm."""
-        if self.model is not None:
-            return np.append(self.model.reach, np.ones(len(self.names) - len(self.model.names)))
-        counts = self.family in ("poisson", "negative_binomial")
-        if not counts and not self.unknown_scale and self.effects is None:
-            return None
-        largest = self.design.largest
-        return np.append(largest if counts else 0.0 * largest, np.ones(len(self.names) - len(largest)))
+        found = np.append(self.model.reach, np.ones(len(self.names) - len(self.model.names)))
+        return found if found.any() else None
 
     @property
     def prior_place(self) -> tuple[np.ndarray, np.ndarray] | None:
@@ -381,28 +374,15 @@ class Study:
 
         if self.epsilon is None:
             return None
-        own = None if site is None else self.coordinates(site)
-        own = slice(None) if own is None else own
-        region = tuple(np.asarray(self.region)[own]) if isinstance(self.region, tuple) else self.region
-        if self.model is not None:
-            declared = self.model.declared(self.columns)
-        else:
-            response = self.columns[self.design.response_name]
-            outcome = None if response.type == "level" or self.trials else response.range
-            declared = {"box": self.design.largest[own], "outcome": outcome, "offset": self.offset_range}
+        region, declared = self.region, self.model.declared(self.columns)
+        if site is not None and (own := self.coordinates(site)) is not None:
+            declared["box"] = declared["box"][own]
+            region = tuple(np.asarray(region)[own]) if isinstance(region, tuple) else region
         bounds = Bounds(region=region, most_records=self.most_records, weight=self.largest_weight, **declared)
         agreed = {"epsilon": self.epsilon, "delta": self.delta, "neighbours": self.neighbours, "study": self.name}
         agreed |= {"bounds": bounds, "excess": self.excess, "release": self.release, "ledger": ledger}
         agreed["colluding"] = self.colluding
         return Budget(**agreed | terms)
-
-    def declared_model(self, site: str):
-        """What the sensitivity of a site's records depends on, all of it public."""
-        from fedpdmc.privacy.sensitivity import ModelFacts
-
-        own = self.coordinates(site)
-        dim, scale = len(self.names) if own is None else len(own), float(self.options.get("scale", 1.0))
-        return ModelFacts(self.family, dim, weight=scale**-2.0, df=float(self.options.get("df", 1.0)), scale=scale)
 
     def dynamics(self):
         """The dynamics with their rates. What leaves a site is a draw, never the normal of a reflection."""
@@ -430,32 +410,25 @@ class Study:
 
     def potential(self, records, site: str | None = None):
         """The minus log likelihood of records that `read_records` has checked, in the site's own parameters."""
-        from fedpdmc import models
         from fedpdmc.study.read_data import Fault, refuse_records
 
-        weights = None if self.weights is None else self.record_weights(records)
-        if self.model is not None:
-            model = self.model.potential(records, self.sites[0] if site is None else site, weights)
-            return model if self.effects is None else models.with_effects(model, **self._groups(records))
-        X, y = self.matrix(records, site), self.design.response(records)
-        offset = self.offset(records)
-        known: dict[str, Any] = {key: value for key, value in self.options.items() if key != "offset"}
-        known |= {"weights": weights} | ({} if offset is None else {"offset": offset})
-        if self.trials is not None:
-            trials, remedy = np.asarray(records[self.trials], float), f"At most {self.trials!r} happen."
-            name, more = self.design.response_name, np.flatnonzero(y > trials)
-            faults = [Fault(int(row), name, f"{y[row]:g} events in {trials[row]:g} trials", remedy) for row in more]
+        if self.model.trials is not None:
+            y, trials = self.design.response(records), np.asarray(records[self.model.trials], float)
+            name, remedy = self.design.response_name, f"At most {self.model.trials!r} happen."
+            faults = [
+                Fault(int(row), name, f"{y[row]:g} events in {trials[row]:g} trials", remedy)
+                for row in np.flatnonzero(y > trials)
+            ]
             if faults:
                 raise refuse_records(records, faults)
-            known["trials"] = trials
-        if self.effects is None:
-            return getattr(models, self.family)(X, y, **known)
-        known |= {"family": self.family, "names": self.design.names}
-        return models.random_effects(X, y, **known, **self._groups(records))
+        weights = None if self.weights is None else self.record_weights(records)
+        X = None if self.model.design is None else self.matrix(records, site)
+        return self.model.potential(records, site or self.sites[0], X, weights, self._groups(records))
 
-    def _groups(self, records) -> dict[str, Any]:
+    def _groups(self, records) -> dict[str, Any] | None:
         """Groups and covariates of their effects, as `fedpdmc.models.random_effects` takes them."""
-        assert self.effects is not None
+        if self.effects is None:
+            return None
         groups, slope = self.effects.formula.groups, self.varying
         varying = None if slope is None else np.c_[np.ones(len(records)), slope.matrix(records)]
         labels = records[groups].astype(str).to_numpy() if groups in self.columns else None
@@ -592,15 +565,14 @@ def _check_effects(study: Study) -> None:
 
 
 def _check_response(study: Study) -> None:
-    if (study.model is None or study.model.design is not None) and study.design.offsets:
-        known = study.family == "poisson" or study.family == "negative_binomial" and study.model is None
+    if study.model.design is not None and study.model.design.offsets:
         found = f"offset() with family {study.family!r}"
         need = "Offsets are for family 'poisson', and for 'negative_binomial' of known size with effects of groups."
-        _require(known, "model: formula", found, need)
+        _require(study.model.takes_offset, "model: formula", found, need)
         found, remedy = "offset() and an offset or exposure too", "Give one of them: both would be added."
-        _require("offset" not in study.options, "model: formula", found, remedy)
-    if study.model is None:
-        study.design.check_response(study.family, study.trials)
+        _require("offset" not in study.model.columns, "model: formula", found, remedy)
+    if study.model.loss:
+        study.design.check_response(study.family, study.model.trials)
     found = f"{', '.join(study.assessment)}, with a model file"
     remedy = "It needs the law of the response, which a model file does not say: use a family, or leave it out."
     _require(not study.assessment or study.model_file is None, "releases: assessment", found, remedy)
@@ -610,7 +582,7 @@ def _check_response(study: Study) -> None:
 
 def _check_parameters(study: Study) -> None:
     found = f"a table, with family {study.family!r}"
-    _require(study.model is None, "coordinates", found, "Leave the table out.")
+    _require(study.model.loss, "coordinates", found, "Leave the table out.")
     _require(not study.unknown_scale, "model: scale", "no value, with a table [coordinates]", "Give a known scale.")
     for site, names in study.parameters.items():
         remedy = f"Name each once, among {', '.join(study.names)}."
@@ -652,7 +624,7 @@ def _check_private(study: Study) -> None:
         _require((study.derivatives == "noisy") == (study.release > 0), "releases: derivatives", found, remedy)
     if study.epsilon is None:
         return
-    if study.model is not None:
+    if not study.model.loss:
         _check_private_model(study)
     remedy = "The gradient of a linear regression with an unknown scale has no bound: give a known one."
     _require(not study.unknown_scale, "model: scale", "no value, with a privacy budget", remedy)
@@ -689,7 +661,6 @@ def _check_one_shot(study: Study) -> None:
 
 def _check_private_model(study: Study) -> None:
     """Check the requirements of a budget for a model of one record: bounded derivatives on all that is declared."""
-    assert study.model is not None
 
     def require(condition: Any, key: str, found: str, remedy: str) -> None:
         _require(condition, key, f"{found} with a budget and family {study.family!r}", remedy)

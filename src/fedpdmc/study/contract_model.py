@@ -1,16 +1,20 @@
-"""A model of one record in a contract: a model file, or a family of the standard library, bound to declared columns."""
+"""The model of a contract, bound to declared columns: a family, or a model file.
+
+A built-in loss is the one thing that distinguishes families: `BoundModel` knows of it, and nothing else has to.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from fedpdmc import models
 from fedpdmc.errors import InputError
 from fedpdmc.models.families import BUILT_IN, FAMILIES, LIBRARY, family
 from fedpdmc.models.grouped import FAMILIES as GROUPED_FAMILIES
@@ -18,20 +22,16 @@ from fedpdmc.models.grouped import check_one_predictor
 from fedpdmc.models.model_file.model import Model, parsed
 from fedpdmc.models.model_file.program import FileColumn as ModelColumn
 from fedpdmc.models.model_file.records import FileVariables, Layout, RecordModel
+from fedpdmc.privacy.sensitivity import ModelFacts
 from fedpdmc.study.formula import SITE, Design, Effects, MixedFormula, columns_of, is_mixed, parse_mixed
 from fedpdmc.study.schema import (
     Column,
     FamilyKeys,
     FileKeys,
-    LinearKeys,
-    LogisticKeys,
     ModelKeys,
-    NegativeBinomialKeys,
     Numbers,
-    PoissonKeys,
     PredictorKeys,
     RecordKeys,
-    StudentKeys,
     read,
 )
 from fedpdmc.validation import suggest
@@ -60,7 +60,44 @@ class BoundModel:
     constants: dict[str, Any]  # arrays by name; a dict by site if they differ between sites
     group: str = ""  # the contract's column that says which rows belong together; empty if every row is a record
     design: Design | None = None  # the formula of the linear predictors
-    file: str = ""  # the name of the model file; empty for a family of the standard library
+    file: str = ""  # the name of the model file; empty for a family
+    # The family if its loss is built in, or with effects of groups a negative binomial of known size; empty for others.
+    loss: str = ""
+
+    @property
+    def title(self) -> str:
+        """The model in words."""
+        return f"{self.loss} regression" if self.loss else self.model.source.title
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The known numbers of a built-in loss: scale, df and size."""
+        return {name: float(value) for name, value in self.constants.items()} if self.loss else {}
+
+    @property
+    def unknown_scale(self) -> bool:
+        """Whether the scale of a linear regression is a parameter, as its logarithm: after the coefficients."""
+        return self.loss == "linear" and not self.constants
+
+    @property
+    def convex(self) -> bool:
+        """Whether its losses are convex, and their curvature changes at most as fast as it is large."""
+        return bool(self.loss) and FAMILIES[self.loss].convex and not self.unknown_scale
+
+    @property
+    def takes_offset(self) -> bool:
+        """Whether its predictor can have an offset."""
+        return bool(self.loss) and "offset" in FAMILIES[self.loss].options
+
+    @property
+    def trials(self) -> str | None:
+        """The column of numbers of trials, of which the response is a number of events."""
+        return self.columns.get("trials") if self.loss else None
+
+    @property
+    def entries(self) -> int:
+        """Number of linear predictors."""
+        return sum(one.type.size for one in self.model.source.predictors)
 
     @property
     def layout(self) -> Layout:
@@ -82,22 +119,40 @@ class BoundModel:
         return terms | set(self.columns.values()) | ({self.group} if self.group else set())
 
     @property
-    def variables(self) -> FileVariables:
-        """The variables that results show."""
-        return FileVariables(self.model.source, self.layout.width, self.names)
+    def variables(self) -> FileVariables | None:
+        """The variables that results show; None if they are the parameters."""
+        return None if self.loss else FileVariables(self.model.source, self.layout.width, self.names)
 
     @property
     def reach(self) -> np.ndarray:
         """How much a unit of each coordinate can change a predictor or a parameter: most models exponentiate both."""
         largest = np.zeros(0) if self.design is None else self.design.largest
-        entries = sum(one.type.size for one in self.model.source.predictors)
-        return np.append(np.tile(largest, entries), np.ones(len(self.names) - entries * len(largest)))
+        largest = largest * (not self.loss or FAMILIES[self.loss].link == "log")
+        return np.append(np.tile(largest, self.entries), np.ones(len(self.names) - self.entries * len(largest)))
+
+    def offset(self, records: pd.DataFrame) -> np.ndarray | None:
+        """What is added to the linear predictor: the argument's column, or ``offset(...)`` of the formula."""
+        name = self.columns.get("offset")
+        if self.takes_offset and name is not None:
+            return records[name].to_numpy(float)
+        return None if self.design is None else self.design.offset(records)
 
     def declared(self, columns: dict[str, Column]) -> dict[str, Any]:
         """Ranges of the model's columns, and of the covariates, as `fedpdmc.Bounds` takes them."""
         named = {name: columns[column] for name, column in self.columns.items()}
         ranges = {name: column.range for name, column in named.items() if column.type != "level"}
-        return {"box": None if self.design is None else self.design.largest, "columns": ranges}
+        box = None if self.design is None else self.design.largest
+        if not self.loss or self.design is None:
+            return {"box": box, "columns": ranges}
+        outcome = None if self.trials else ranges.get("y")
+        return {"box": box, "outcome": outcome, "offset": ranges.get("offset", self.design.offset_range)}
+
+    def facts(self, dim: int) -> ModelFacts | None:
+        """What the sensitivity of records with a built-in loss depends on; else it follows from enclosures: None."""
+        if not self.loss:
+            return None
+        scale = self.numbers.get("scale", 1.0)
+        return ModelFacts(self.loss, dim, weight=scale**-2.0, df=self.numbers.get("df", 1.0), scale=scale)
 
     def constants_of(self, site: str) -> dict[str, Any]:
         """The constants at a site."""
@@ -107,13 +162,31 @@ class BoundModel:
         """Number of records; of groups, if rows are grouped."""
         return len(pd.unique(np.asarray(records[self.group]))) if self.group else len(records)
 
-    def potential(self, records: pd.DataFrame, site: str, weights: np.ndarray | None = None) -> RecordModel:
-        """The model of a site's records, without effects."""
-        values = {one.name: np.ones(len(records)) for one in self.model.source.columns}
-        values |= self.values(records)
+    def potential(
+        self, records: pd.DataFrame, site: str, X: Any, weights: Any = None, groups: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Minus the log likelihood of a site's records with the design X; ``groups`` has those of its effects."""
+        values = self.values(records)
+        if not self.loss:
+            model = self._of_records(values, records, site, X, weights)
+            return model if groups is None else models.with_effects(model, **groups)
+        known: dict[str, Any] = {name: value for name, value in values.items() if name in ("offset", "trials")}
+        known |= self.numbers | {"weights": weights}
+        if groups is None:
+            return getattr(models, self.loss)(X, values["y"], **known)
+        assert self.design is not None
+        return models.random_effects(X, values["y"], **known, family=self.loss, names=self.design.names, **groups)
+
+    def terms(self, records: pd.DataFrame, site: str, X: np.ndarray | None) -> RecordModel:
+        """The same as a model of one record without weights, whose terms are those of the likelihood."""
+        return self._of_records(self.values(records), records, site, X, None)
+
+    def _of_records(
+        self, values: dict[str, Any], records: pd.DataFrame, site: str, X: Any, weights: Any
+    ) -> RecordModel:
+        values = {one.name: np.ones(len(records)) for one in self.model.source.columns} | values
         if self.group:
             values = self._group_rows(values, records)
-        X = None if self.design is None else self.design.matrix(records)
         names = None if self.design is None else self.design.names
         model = self.model.of(values, X, self.constants_of(site), names, weights)
         return replace(model, names=self.names, constrain=self.variables)
@@ -124,7 +197,9 @@ class BoundModel:
         codes = {
             name: one.cat.codes if isinstance(one.dtype, pd.CategoricalDtype) else one for name, one in found.items()
         }
-        return {name: one.to_numpy(dtype=np.float64) for name, one in codes.items()}
+        values = {name: one.to_numpy(dtype=np.float64) for name, one in codes.items()}
+        added = self.offset(records) if self.takes_offset else None
+        return values if added is None else values | {"offset": added}
 
     def _group_rows(self, values: dict[str, np.ndarray], records: pd.DataFrame) -> dict[str, np.ndarray]:
         """Rows of one group side by side in the order of the file, padded with copies of the first."""
@@ -159,24 +234,17 @@ def read_likelihood(
     formula, family = values.get("formula"), values.get("family")
     mixed = parse_mixed(str(formula), f"{WHERE}: formula") if is_mixed(formula) else None
     predictors = (*BUILT_IN, "negative_binomial") if mixed and "size" in values else BUILT_IN
-    if FILE in values:
-        keys: ModelKeys = read(FileKeys, values, WHERE)
-    elif family in predictors:
-        kinds: Any = LinearKeys | LogisticKeys | PoissonKeys | StudentKeys | NegativeBinomialKeys
-        keys = read(kinds, values, WHERE)
-    else:
-        keys = read(FamilyKeys, values, WHERE)
-    found = _weighing(keys, columns) | {"formula": formula or "", "family": family or FILE, "options": {}}
+    kind = FileKeys if FILE in values else PredictorKeys if family in predictors else FamilyKeys
+    keys: ModelKeys = read(kind, values, WHERE)
+    found = _weighing(keys, columns) | {"formula": formula or "", "family": family or FILE}
+    trials = found.pop("trials", None)
     if isinstance(keys, RecordKeys):
         found["model"] = read_model(keys, columns, sites, file, mixed)
     elif isinstance(keys, PredictorKeys):
-        known = {key: getattr(keys, key, None) for key in ("scale", "df", "size")}
-        found["options"] = {key: value for key, value in known.items() if value is not None}
-        found["units"] = keys.units
-        if mixed is not None and isinstance(keys, LinearKeys) and keys.scale is not None:
+        if mixed is not None and keys.family == "linear" and keys.scale is not None:
             raise _invalid("scale", keys.scale, "With effects of groups it is a parameter: leave it out.")
-        if isinstance(keys, PoissonKeys):
-            found["options"] |= _offset(keys, columns, keys.formula if mixed is None else mixed.fixed)
+        found["units"] = keys.units
+        found["model"] = _with_loss(keys, columns, keys.formula if mixed is None else mixed.fixed, trials)
     if mixed is not None:
         groups = columns.get(mixed.groups)
         if groups is None and mixed.groups != SITE or groups is not None and groups.type != "key":
@@ -184,6 +252,19 @@ def read_likelihood(
             raise _invalid("formula", formula, remedy)
         found["effects"] = Effects(mixed)
     return found
+
+
+def _with_loss(keys: PredictorKeys, columns: dict[str, Column], formula: str, trials: str | None) -> BoundModel:
+    """A family with a built-in loss."""
+    numbers = {key: value for key in ("scale", "df", "size") if (value := getattr(keys, key)) is not None}
+    own = _offset(keys, columns, formula) | ({} if trials is None else {"trials": trials})
+    design = Design(formula, columns)
+    known = [*numbers, *own, *(["offset"] if design.offsets and "offset" in FAMILIES[keys.family].options else [])]
+    bound = {"y": design.response_name} | own
+    constants = {name: np.asarray(value) for name, value in numbers.items()}
+    return BoundModel(
+        family(keys.family, **dict.fromkeys(known, True)), bound, constants, design=design, loss=keys.family
+    )
 
 
 def _invalid(key: str, found: Any, remedy: str) -> InputError:
@@ -203,7 +284,7 @@ def _weighing(keys: ModelKeys, columns: dict[str, Column]) -> dict[str, Any]:
             kind = "a number or a count" if key == "weights" else "a count"
             remedy = f"Name a declared column: {kind} of at least zero, without center, scale and log."
             raise _invalid(key, name, remedy)
-    if "trials" in given and not isinstance(keys, LogisticKeys):
+    if "trials" in given and getattr(keys, "family", "") != "logistic":
         raise _invalid("trials", keys.trials, "Numbers of trials belong to the family 'logistic': leave them out.")
     if "weights" in given and isinstance(keys, RecordKeys) and keys.group is not None:
         remedy = "A record of this model is a group of rows: put the weights into the model."
@@ -211,7 +292,7 @@ def _weighing(keys: ModelKeys, columns: dict[str, Column]) -> dict[str, Any]:
     return given
 
 
-def _offset(keys: PoissonKeys, columns: dict[str, Column], formula: str) -> dict[str, str]:
+def _offset(keys: PredictorKeys, columns: dict[str, Column], formula: str) -> dict[str, str]:
     """The column that is added to the linear predictor: an offset as it is, an exposure as its logarithm."""
     key, name = ("offset", keys.offset) if keys.exposure is None else ("exposure", keys.exposure)
     if name is None:

@@ -32,35 +32,30 @@ DEFAULT = "weakly informative (all terms together explain about half of the vari
 
 def modelled(study: Study, prior: Prior | None = None) -> list[str]:
     """Family and formula, parameters, prior, and how columns enter."""
-    first, default = (
-        f"{study.family} regression, {study.formula}",
-        DEFAULT if prior is not None and prior.default else "",
-    )
-    if (bound := study.model) is not None:
-        terms = f", {study.formula}" if study.formula else ""
-        first = f"{bound.model.source.title}{terms}"
-        first += f" ({bound.file}, SHA-256 {bound.model.digest})" if bound.file else ""
+    first, default = study.model.title, DEFAULT if prior is not None and prior.default else ""
+    first += f", {study.formula}" if study.formula else ""
+    first += f" ({study.model_file}, SHA-256 {study.model_digest})" if study.model_file else ""
     found = [first, f"parameters: {', '.join(study.names)}", f"prior: {default}{'; '.join(prior_lines(study, prior))}"]
     scaled = [words for column in study.columns.values() if (words := scaling(column))]
     if scaled:
         undone = "; results are per original unit" if isinstance(study.naming, OriginalUnits) else ""
         found.append(f"the model takes {', '.join(scaled)}{undone}")
-    if study.family in FAMILIES and FAMILIES[study.family].ordered:
-        response = study.columns[study.design.response_name]
+    family = FAMILIES.get(study.family)
+    response = None if family is None else study.columns[study.design.response_name]
+    if family is not None and response is not None and family.ordered:
         found.append(f"the levels of {response.name} in their order: {' < '.join(response.levels)}")
     if study.weights is not None:
         found.append(
             f"each record counts with its weight {study.weights}; intervals take no account of how records were sampled"
         )
-    if study.model is not None:
-        status = study.columns.get(study.model.columns.get("died", "")) if study.survival else None
-        if status is not None and status.levels:
-            found.append(f"times with {status.name} = {status.levels[1]!r} are of events")
+    status = study.columns.get(study.model.columns.get("died", ""))
+    if study.survival and status is not None and status.levels:
+        found.append(f"times with {status.name} = {status.levels[1]!r} are of events")
+    if response is None or family is None:
         return found
-    response = study.columns[study.design.response_name]
-    if study.trials is not None:
-        found.append(f"{response.name} counts the events among {study.trials} trials, whose probability is modelled")
-    elif response.type == "level":
+    if (trials := study.model.trials) is not None:
+        found.append(f"{response.name} counts the events among {trials} trials, whose probability is modelled")
+    elif family.response == response.type == "level":
         found.append(f"the probability of {response.name} = {response.levels[1]!r} is modelled")
     return found
 
@@ -85,10 +80,10 @@ def effect_scale(study: Study, tables: Mapping[str, pd.DataFrame] | None = None)
     An increment is a round number near the standard deviation of the column's values, or of its declared scale; one unit of
     columns of zeros and ones; twice as much of a column that enters by its logarithm. None without a linear predictor.
     """
-    if study.model is not None and study.model.design is None:
+    if study.model.design is None:
         return None
     design, response = study.design, study.columns[study.design.response_name]
-    original = study.naming is not None and study.model is None
+    original = study.units == "original"
     columns = {}
     for name in sorted({one for factors in design.factors for one in factors if one in study.columns}):
         if (column := study.columns[name]).type != "level":
@@ -97,13 +92,12 @@ def effect_scale(study: Study, tables: Mapping[str, pd.DataFrame] | None = None)
             ]
             by = 2.0 if column.log else _increment(column, np.concatenate(values) if values else np.zeros(0))
             columns[name] = {"by": by, "log": column.log, "scale": 1.0 if original else column.scale}
-    entries = 1 if study.model is None else sum(one.type.size for one in study.model.model.source.predictors)
     baselines = {column: (column, one.levels[0]) for column, one in study.columns.items() if one.levels}
     baselines |= {one.label: (one.columns[0], one.settings["coding"]) for one in design.functions if one.kind == "C"}
     curves = {name for one in design.functions if one.kind in CURVES for name in one.names}
     terms = {}
     for name, (term, factors) in zip(
-        study.names, entries * list(zip(design.names, design.factors, strict=True)), strict=False
+        study.names, study.model.entries * list(zip(design.names, design.factors, strict=True)), strict=False
     ):
         parts = term.split(":") if len(term.split(":")) == len(factors) else [term]
         label = name.replace(term, " × ".join(_plain_level(part, baselines) for part in parts))

@@ -125,7 +125,7 @@ class Policy(Keys, kw_only=True):
     def check(self, site: str, study: Study, records: int) -> None:
         """Raise `Refused` if the contract, or the site's number of records, violates the policy."""
         dim, allowed = len(study.names), study.family in self.families
-        if study.model is not None and study.model_file is not None:
+        if study.model.file:
             model = study.model.model
             allowed = model.digest in self.models or model.operations <= self.most_operations
         faults = {

@@ -324,7 +324,7 @@ def check_cells(study: Study, records: pd.DataFrame, least: int) -> None:
         if study.columns[name].type == "level":
             counts = records[name].value_counts()
             cells |= {f"level {level!r} of column {name!r}": int(count) for level, count in counts.items()}
-    if study.model is None or study.model.design is not None:
+    if study.model.design is not None:
         splines = [one.label for one in study.design.functions if one.kind == "bs"]
         for name, column in zip(study.design.names, study.design.matrix(records).T, strict=True):
             values, counts = np.unique(column, return_counts=True)
@@ -350,11 +350,13 @@ def check_shares(study: Study, records: pd.DataFrame, most: float) -> None:
     ------
     InputError
     """
-    if study.derivatives != "none" or (study.model is not None and study.model.design is None):
+    if study.derivatives != "none" or study.model.design is None:
         return
     if found := narrow_term(study, most):
         raise InputError("terms of the formula", found, "Ask the author of the contract, or agree on narrower bounds.")
-    weights = study.record_weights(records) * (1.0 if study.trials is None else records[study.trials].to_numpy(float))
+    weights = study.record_weights(records)
+    if study.model.trials is not None:
+        weights = weights * records[study.model.trials].to_numpy(float)
     share = largest_leverage(study.design.matrix(records) * np.sqrt(weights)[:, None])
     if not share <= most:
         raise InputError(

@@ -22,7 +22,7 @@ import numpy as np
 from msgspec import Meta, inspect
 
 from fedpdmc.errors import InputError
-from fedpdmc.models.families import FAMILIES
+from fedpdmc.models.families import BUILT_IN, FAMILIES
 from fedpdmc.models.grouped import SPREADS
 from fedpdmc.models.mixture_prior import MOST_DF
 from fedpdmc.privacy.budget_planning import PRIVATE_LAPLACE
@@ -298,42 +298,35 @@ class ModelKeys(Keys):
     trials: Annotated[str | None, doc("family 'logistic': the column of numbers of trials")] = None
 
 
-class PredictorKeys(ModelKeys, tag_field="family"):
-    """A family of a linear predictor."""
+class PredictorKeys(ModelKeys, kw_only=True):
+    """A family with a built-in loss, or with effects of groups a negative binomial of known size."""
 
+    family: Annotated[Literal[(*BUILT_IN, "negative_binomial")], doc("the family of the response")]  # pyright: ignore[reportInvalidTypeForm]
     units: Annotated[
-        Literal["declared", "original"], doc("results per unit of the columns as declared, or as recorded")
+        Literal["declared", "original"],
+        doc("built-in losses: results per unit of columns as declared, or as recorded"),
     ] = "declared"
+    scale: Annotated[
+        Positive | None, doc("linear: the known standard deviation; left out: a parameter. student_t: required")
+    ] = None
+    df: Annotated[Annotated[float, Meta(ge=1e-3)] | None, doc("student_t: degrees of freedom, required")] = None
+    offset: Annotated[str | None, doc("poisson, negative_binomial: a column that is added to the linear predictor")] = (
+        None
+    )
+    exposure: Annotated[
+        str | None, doc("poisson, negative_binomial: a column whose logarithm is added to it, such as days")
+    ] = None
+    size: Annotated[Positive | None, doc("negative_binomial: the known size, with effects of groups")] = None
 
-
-class LogisticKeys(PredictorKeys, tag="logistic"):
-    """A logistic regression."""
-
-
-class LinearKeys(PredictorKeys, tag="linear"):
-    """A linear regression."""
-
-    scale: Annotated[Positive | None, doc("the known standard deviation; left out: a parameter")] = None
-
-
-class StudentKeys(PredictorKeys, tag="student_t", kw_only=True):
-    """A linear regression with Student-t errors."""
-
-    scale: Annotated[Positive, doc("the known scale")]
-    df: Annotated[float, doc("degrees of freedom", ge=1e-3)]
-
-
-class PoissonKeys(PredictorKeys, tag="poisson"):
-    """A Poisson regression."""
-
-    offset: Annotated[str | None, doc("a column that is added to the linear predictor")] = None
-    exposure: Annotated[str | None, doc("a column whose logarithm is added to it, such as days")] = None
-
-
-class NegativeBinomialKeys(PoissonKeys, tag="negative_binomial", kw_only=True):
-    """A negative binomial regression of known size, with effects of groups."""
-
-    size: Annotated[Positive, doc("the known size")]
+    def __post_init__(self) -> None:
+        family = FAMILIES[self.family]
+        for key in ("scale", "df", "offset", "exposure", "size"):
+            value = getattr(self, key)
+            if value is not None and key not in family.options:
+                known = sorted({*ModelKeys.__struct_fields__, "family", "units", *family.options})
+                raise InputError(key, "an unknown key", f"Known keys: {', '.join(known)}.")
+            if value is None and key in family.needed:
+                raise InputError(key, "no value", f"This key is required with family {self.family!r}.")
 
 
 class RecordKeys(ModelKeys, kw_only=True):

@@ -351,8 +351,8 @@ class Sites(DescribedSites):
                 b"\n", b"\n" + "\n".join(toml_lines({"from_table": self._from_table})).encode() + b"\n", 1
             )
         path.write_bytes(text)
-        if self.study.model is not None and self.study.model_file is not None:
-            self.study.model.model.save(path.parent / self.study.model_file)
+        if self.study.model.file:
+            self.study.model.model.save(path.parent / self.study.model.file)
         return path
 
     def prior_predictive(self, draws: int = 500, *, seed: int | None = None):
@@ -665,7 +665,8 @@ def _check_options(family: str | Model, options: Mapping[str, Any], source: Sour
 def _name_dependent_columns(study: Study, tables: Mapping[str, pd.DataFrame]) -> None:
     """Warn of columns of the design that are constant, or a combination of those before them."""
     X = np.concatenate([study.design.matrix(table) for table in tables.values()])
-    names, implied = study.design.names, study.model is not None and INTERCEPT not in study.design.names
+    names = study.design.names
+    implied = not study.model.loss and INTERCEPT not in names
     X = np.c_[np.ones(len(X)), X] if implied else X
     left = np.abs(np.diag(np.linalg.qr(X / np.maximum(np.linalg.norm(X, axis=0), 1e-300), mode="r")))[int(implied) :]
     if alike := [name for name, size in zip(names, left, strict=False) if size < DEPENDENT]:
@@ -875,7 +876,7 @@ def check_table(study: Study, table: Any, where: str = "table", *, response: boo
     InputError
     """
     # A prediction needs the formula's terms and the offset.
-    of_formula = {*study.design.used, study.options.get("offset")} - {study.design.response_name}
+    of_formula = {*study.design.used, study.model.columns.get("offset")} - {study.design.response_name}
     needed = [column for column in study.columns if response or column in of_formula]
     raw = as_columns(table, needed, where)
     count = len(next(iter(raw.values())))

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedpdmc.errors import InputError
 from fedpdmc.models.families import FAMILIES, Law
-from fedpdmc.models.model_file.records import CONSTANTS, DESIGN, WEIGHTS
+from fedpdmc.models.model_file.records import CONSTANTS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,27 +33,6 @@ OF_TIMES = ("survival", "hazard", "restricted_mean")
 def own_units(values: np.ndarray, response: Column) -> np.ndarray:
     """Values of a standardised response in its own units."""
     return values * response.scale + response.center if response.type == "number" else values
-
-
-class PredictorTerms(NamedTuple):
-    """Minus log likelihoods of a family of one linear predictor, up to a number of the record."""
-
-    family: str
-    df: float = 1.0
-    scale: float | None = None
-
-    def terms(self, x: Any, rows: Any) -> Any:
-        """Of each record at one draw."""
-        width = rows[DESIGN].shape[1]
-        z, y = rows[DESIGN] @ x[:width] + rows["offset"], rows["y"]
-        if self.family == "logistic":
-            return jnp.maximum(z, 0) + jnp.log1p(jnp.exp(-jnp.abs(z))) - y * z
-        if self.family == "poisson":
-            return jnp.exp(z) - y * z
-        log_scale = x[-1] if self.scale is None else jnp.log(self.scale)
-        square = ((z - y) * jnp.exp(-log_scale)) ** 2
-        heavy = self.family == "student_t"
-        return log_scale + (0.5 * (self.df + 1) * jnp.log1p(square / self.df) if heavy else 0.5 * square)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -78,11 +57,11 @@ class Outcome:
             raise InputError("sites", "effects of groups in the formula", remedy)
         self.study, self.draws, self.site = study, np.asarray(draws, float), site
         terms = len(study.design.names)
-        self._entries = 1 if study.model is None else sum(one.type.size for one in study.model.model.source.predictors)
+        self._entries = study.model.entries
         shape = (len(self.draws), self._entries, terms)
         self._coefficients = self.draws[:, : self._entries * terms].reshape(shape)
         self._other = self.draws[:, self._entries * terms :]
-        self._constants = {} if study.model is None else study.model.constants_of(site or study.sites[0])
+        self._constants = study.model.constants_of(site or study.sites[0]) | {"trials": study.model.trials}
 
     @property
     def response(self) -> Column:
@@ -96,8 +75,7 @@ class Outcome:
         if offset is not None:
             eta += offset[:, None, None]
         vector = self.study.family == "multinomial_logit"
-        constants = {**self._constants, **self.study.options, "trials": self.study.trials}
-        return FAMILIES[self.study.family].law(eta if vector else eta[..., 0], self._other, constants)
+        return FAMILIES[self.study.family].law(eta if vector else eta[..., 0], self._other, self._constants)
 
     def observed(self, records: pd.DataFrame) -> np.ndarray:
         """The responses, of shape (n, 1)."""
@@ -105,9 +83,6 @@ class Outcome:
 
     def own(self, records: pd.DataFrame) -> dict[str, np.ndarray]:
         """The family's columns other than those of the linear predictor, by the family's names for them."""
-        if self.study.model is None:
-            trials = self.study.trials
-            return {} if trials is None else {"trials": np.asarray(records[trials], float)[:, None]}
         return {name: values[:, None] for name, values in self.study.model.values(records).items()}
 
     def log_density(self, records: pd.DataFrame) -> np.ndarray:
@@ -133,28 +108,18 @@ class Outcome:
         The last block is filled up with copies of the first record. What does not depend on parameters comes from the law
         at the first draw. Needs 64-bit types.
         """
-        n, weight = len(records), self.study.record_weights(records)
+        n, study = len(records), self.study
         first = Outcome(self.study, self.draws[:1], self.site).log_density(records)[:, 0]
-        if self.study.model is not None:
-            model = self.study.model.potential(records, self.site or self.study.sites[0])
-            terms, data, constants = model.function.terms, dict(model.data), model.data[CONSTANTS]
-            rows = {key: np.asarray(data[key]) for key in data.keys() - {CONSTANTS}} | {WEIGHTS: np.ones(n)}
-        else:
-            options, constants = self.study.options, {}
-            offset, y = self.study.offset(records), self.observed(records)[:, 0]
-            known = {key: options[key] for key in ("df", "scale") if key in options}
-            terms = PredictorTerms(self.study.family, **known).terms
-            if (trials := self.own(records).get("trials")) is not None:
-                weight, y = weight * trials[:, 0], y / np.maximum(trials[:, 0], 1.0)
-            offset = np.zeros(n) if offset is None else offset
-            rows = {DESIGN: self.study.design.matrix(records), "offset": offset, "y": y}
+        model = study.model.terms(records, self.site or study.sites[0], study.design.matrix(records))
+        constants, weight = model.data[CONSTANTS], study.record_weights(records)
+        rows = {key: np.asarray(value) for key, value in model.data.items() if key != CONSTANTS}
         size = max(2 ** int(np.log2(COMPILED_NUMBERS / len(self.draws))), 16)
         draws = jnp.asarray(self.draws)
         for start in range(0, n, size):
             at = np.arange(start, start + size)
             at = np.where(at < n, at, 0)
             block = {key: value[at] for key, value in rows.items()}
-            yield at[: n - start], _log_density(terms, draws, block, constants, first[at], weight[at])
+            yield at[: n - start], _log_density(model.function.terms, draws, block, constants, first[at], weight[at])
 
     def draw(self, records: pd.DataFrame, rng: np.random.Generator) -> np.ndarray:
         """A new response under each draw, of shape (n, S); a time until the event itself."""

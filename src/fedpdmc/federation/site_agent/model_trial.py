@@ -46,7 +46,7 @@ EFFECT = 2.0  # how far the points are from the prior's mean, in the effect of a
 
 def try_model_file(study: Study, site: str, policy: Policy) -> None:
     """Refuse a contract's model file that takes too long to read, may jump, or could single out a record."""
-    if study.model is None or not study.model.file:
+    if not study.model.file:
         return
     given = pickle.dumps((study.text, study.model.model.text, site, policy, MOST_SECONDS, MOST_BYTES))
     words, found = [sys.executable, "-W", "ignore", "-m", __name__], None
@@ -101,7 +101,6 @@ class RangeShares:
     """
 
     def __init__(self, study: Study, site: str):
-        assert study.model is not None
         model, ranges, design = (
             public_model(study, site, PARTS),
             study.model.declared(study.columns),

@@ -137,7 +137,7 @@ def admit(
     # Outcomes are what the relation "label" protects: they must not decide whether the site takes part.
     hidden = {study.design.response_name} if study.label else set()
     columns = {column: texts[column] for column in sorted(study.used - hidden)}
-    trials = None if study.trials is None else records[study.trials].to_numpy(float)
+    trials = None if study.model.trials is None else records[study.model.trials].to_numpy(float)
     offset = study.offset(records) if study.formula else None
     if any(marks := marked_records(study.record_weights(records), trials, offset)):
         columns[PART] = marks
@@ -151,7 +151,7 @@ def admit(
     known = register.hash_records(columns), use, policy.least_difference or 0
     register.use(*known, register=False)
     # A group of rows is one record, and its key is not what an attacker wants to know.
-    count, key = study.count(records), "" if study.model is None else study.model.group
+    count, key = study.count(records), study.model.group
     values = [len(set(texts[column])) for column in study.used if column != key]
     limits = bit_limits(policy, count, values, len(records)) if use.exact else NO_LIMITS
     account = (partial(change, use, known[0].digest) for change in (register.charge, register.refund))

@@ -58,9 +58,7 @@ class TrustRegion:
 
     @property
     def _convex(self) -> bool:
-        study = self._study
-        plain = study.model is None and study.effects is None
-        return plain and study.family != "student_t" and not study.unknown_scale
+        return self._study.convex
 
     def check_spread(self, spread: np.ndarray, hessian: np.ndarray, bend: Bend | None) -> None:
         """Raise `RequestRefused` for a Gaussian wider than the site's records allow, given their mean Hessian over it."""

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from fedpdmc.privacy import noise_aware
-from fedpdmc.privacy.noise_aware import Gaussian, NoisyRelease
+from fedpdmc.sampling import one_shot
+from fedpdmc.sampling.one_shot import Gaussian, NoisyRelease
 
 DRAWS = 20_000
 
@@ -31,10 +31,10 @@ def by_quadrature(release, prior):
 @pytest.mark.parametrize(("sd_g", "sd_h"), [(2.0, 4.0), (3.0, 3.0)])
 def test_draws_have_the_moments_of_quadrature(sd_g, sd_h):
     release, prior = one_dimension(sd_g, sd_h)
-    found = noise_aware.draws(release, prior, DRAWS, np.random.default_rng(3))[:, 0]
+    found = one_shot.posterior_draws(release, prior, DRAWS, np.random.default_rng(3))[:, 0]
     mean, variance, third = by_quadrature(release, prior)
     # The Hessians that draws share are 256: their part of the variance has that many effective draws.
-    few = noise_aware.HESSIANS
+    few = one_shot.HESSIANS
     off = found - found.mean()
     assert abs(found.mean() - mean) < 4.5 * np.sqrt(variance / few)
     assert abs(off.var() - variance) < 4.5 * np.sqrt(np.var(off**2) / few)
@@ -46,7 +46,7 @@ def test_noise_left_out_is_seen():
     release, prior = one_dimension(6.0, 9.0)
     _, variance, _ = by_quadrature(release, prior)
     ignored = release._replace(gradient_sd=np.zeros(1), hessian_sd=np.zeros((1, 1)))
-    found = noise_aware.draws(ignored, prior, DRAWS, np.random.default_rng(3))[:, 0]
+    found = one_shot.posterior_draws(ignored, prior, DRAWS, np.random.default_rng(3))[:, 0]
     assert found.var() < 0.5 * variance
 
 
@@ -54,7 +54,7 @@ def test_without_noise_it_is_the_laplace_approximation():
     hessian = np.array([[5.0, 1.0], [1.0, 3.0]])
     release = NoisyRelease(np.array([1.0, -1.0]), np.array([0.5, 2.0]), hessian, np.zeros(2), np.zeros((2, 2)))
     prior = Gaussian(np.zeros(2), np.eye(2))
-    mean, cov = noise_aware.given_hessian(release, hessian, prior)
+    mean, cov = one_shot.given_hessian(release, hessian, prior)
     assert np.allclose(cov, np.linalg.inv(hessian + np.eye(2)))
     assert np.allclose(mean, np.linalg.solve(hessian + np.eye(2), hessian @ release.x - release.gradient))
 
@@ -62,7 +62,7 @@ def test_without_noise_it_is_the_laplace_approximation():
 def test_with_noise_without_bound_it_is_the_prior():
     hessian = np.array([[5.0, 1.0], [1.0, 3.0]])
     release = NoisyRelease(np.array([1.0, -1.0]), np.array([0.5, 2.0]), hessian, np.full(2, 1e6), np.full((2, 2), 1.0))
-    mean, cov = noise_aware.given_hessian(release, hessian, Gaussian(np.array([0.3, 0.1]), np.eye(2)))
+    mean, cov = one_shot.given_hessian(release, hessian, Gaussian(np.array([0.3, 0.1]), np.eye(2)))
     assert np.allclose(mean, [0.3, 0.1], atol=1e-4) and np.allclose(cov, np.eye(2), atol=1e-4)
 
 
@@ -76,10 +76,10 @@ def test_releases_of_a_quadratic_are_pooled_without_loss():
         for sd in (8.0, 6.0, 5.0, 4.0):
             gradient = score - hessian @ (theta - x) + sd * rng.standard_normal(2)
             releases.append(NoisyRelease(x, gradient, hessian, np.full(2, sd), np.zeros((2, 2))))
-            one, x = noise_aware.pooled(releases, prior)
-        mean, cov = noise_aware.given_hessian(one, hessian, prior)
+            one, x = one_shot.pooled(releases, prior)
+        mean, cov = one_shot.given_hessian(one, hessian, prior)
         z.append((theta - mean) / np.sqrt(np.diag(cov)))
-        alone = noise_aware.given_hessian(releases[-1], hessian, prior)[1]
+        alone = one_shot.given_hessian(releases[-1], hessian, prior)[1]
         narrower.append(np.sqrt(np.diag(cov) / np.diag(alone)))
     # What is added for a change of the curvature, which a quadratic does not have, makes it a little wider.
     square, error = np.mean(np.square(z)), np.std(np.mean(np.square(z), 1)) / np.sqrt(len(z))
@@ -87,16 +87,16 @@ def test_releases_of_a_quadratic_are_pooled_without_loss():
     assert np.mean(narrower) < 0.95
 
 
-@pytest.mark.parametrize(("change", "right"), [(noise_aware.CURVATURE_CHANGE, True), (0.0, False)])
+@pytest.mark.parametrize(("change", "right"), [(one_shot.CURVATURE_CHANGE, True), (0.0, False)])
 def test_where_there_is_little_noise_the_points_far_away_have_no_say(monkeypatch, change, right):
     """A logistic likelihood of 10⁵ records: Newton's first steps are off by more than the noise."""
-    monkeypatch.setattr(noise_aware, "CURVATURE_CHANGE", change)
+    monkeypatch.setattr(one_shot, "CURVATURE_CHANGE", change)
     n, p, prior, x, releases = 1e5, 0.9, Gaussian(np.zeros(1), np.eye(1)), np.zeros(1), []
     for sd in (200.0, 120.0, 100.0, 80.0):
         mean = 1 / (1 + np.exp(-x))
         releases.append(
             NoisyRelease(x, n * (mean - p), np.diag(n * mean * (1 - mean)), np.full(1, sd), np.zeros((1, 1)))
         )
-        x = noise_aware.pooled(releases, prior)[1]
+        x = one_shot.pooled(releases, prior)[1]
     deviation = np.sqrt(1 / (n * p * (1 - p)))
     assert (abs(x[0] - np.log(p / (1 - p))) < 0.15 * deviation) == right
