@@ -145,7 +145,9 @@ def test_the_contract_that_is_written_is_the_study_that_was_tried(tmp_path):
     frame = table()
     found = sites(frame, by="centre", formula="died ~ drug + age", family="logistic", prior="normal(0, 1.5)")
     study = read_study(found.write(tmp_path / "study.toml"))
-    assert study.digest == found.study.digest and study.units == "original"
+    # But for the columns that are named as taken from the table.
+    told = [line for line in study.text.splitlines() if not line.startswith(b"from_table")]
+    assert told == found.study.text.splitlines() and study.units == "original"
     frame[frame.centre == "west"].to_csv(tmp_path / "west.csv")
     records = read_records(study, tmp_path / "west.csv")
     assert len(records) == len(found.tables["west"])
