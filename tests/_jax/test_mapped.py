@@ -71,7 +71,6 @@ def test_no_stack_of_matrices_is_given_to_lapack():
     program = Program(kernel, jnp.asarray(DATA), DIM, records=len(DATA))
     assert not stacked_calls(program.gradients, points)
     assert not stacked_calls(program.speeds, points, points)
-    assert not stacked_calls(lambda a: program.bound(False, True, a, a), points)
     for kind in ("zigzag", "boomerang"):
         dynamics = DYNAMICS[kind]
         envelope, _ = time_polynomial(program, dynamics)

@@ -1,5 +1,6 @@
 """Events on intervals: bounds hold, arrivals have the law of the rates, and errors are noticed."""
 
+import contextlib
 import dataclasses
 import functools
 
@@ -14,10 +15,10 @@ from tests.support import DYNAMICS
 
 from fedpdmc._jax.random_streams import chain_keys
 from fedpdmc.clocks import VIOLATED, IntervalClock, thinning
-from fedpdmc.clocks.envelopes import MOST_ADDED
-from fedpdmc.clocks.thinning import HIGH_ORDER, ORDER, SHORT, TimePolynomial, time_polynomial
+from fedpdmc.clocks.thinning import HIGH_ORDER, MOST_ADDED, ORDER, SHORT, TimePolynomial, time_polynomial
+from fedpdmc.errors import NoEnclosure
 from fedpdmc.plan import Plan
-from fedpdmc.potentials import Program
+from fedpdmc.potentials import PriorShare, Program, Quadratic, Sum
 
 pytestmark = pytest.mark.usefixtures("double")
 
@@ -66,10 +67,7 @@ def clock(name, kind) -> IntervalClock:
     function, data, dim = MODELS[name]
     dynamics = DYNAMICS[kind]
     program = Program(function, jnp.asarray(data), dim, records=len(data))
-    made = time_polynomial(program, dynamics)
-    assert made is not None
-    envelope, program = made
-    return IntervalClock(program, dynamics, envelope)
+    return IntervalClock(program, dynamics, time_polynomial(program, dynamics)[0])
 
 
 def velocities(rng, kind, shape):
@@ -137,8 +135,9 @@ def law(made, route, one):
     level = -np.expm1(-np.interp(one[0][rang], grid, load)) / total
     chances = (steps * np.exp(-0.5 * (load[1:] + load[:-1]))[:, None]).sum(0)
     counts = np.bincount(one[1][rang], minlength=len(chances)) if dynamics.flips else np.array([rang.sum()])
-    counts, chances = np.append(counts, CHAINS - rang.sum()), np.append(chances, np.exp(-load[-1]))
-    table = stats.chisquare(counts[chances > 0], CHAINS * chances[chances > 0] / chances.sum())
+    count = len(rang)
+    counts, chances = np.append(counts, count - rang.sum()), np.append(chances, np.exp(-load[-1]))
+    table = stats.chisquare(counts[chances > 0], count * chances[chances > 0] / chances.sum())
     assert not counts[chances == 0].any()
     return min(stats.kstest(level, "uniform").pvalue, table.pvalue)
 
@@ -217,10 +216,27 @@ def test_polynomials_beyond_their_error_are_caught_by_the_program():
     assert np.any(np.asarray(walk.fault) == VIOLATED)
 
 
-@pytest.mark.parametrize(("inner", "followed"), [(jnp.cosh, True), (jnp.sort, False)])
-def test_a_loop_is_followed_unless_a_primitive_has_no_rule(inner, followed):
+@pytest.mark.parametrize(("inner", "refused"), [(jnp.cosh, None), (jnp.sort, "sort")])
+def test_a_loop_is_followed_unless_a_primitive_has_no_rule(inner, refused):
     def looped(x, data):
         return jax.lax.fori_loop(0, 3, lambda i, c: c + data[i] * jnp.sum(inner(x) ** 2), 0.0)
 
     program = Program(looped, jnp.ones(3), 2, records=3)
-    assert (time_polynomial(program, DYNAMICS["zigzag"]) is not None) == followed
+    with contextlib.nullcontext() if refused is None else pytest.raises(NoEnclosure, match=refused):
+        time_polynomial(program, DYNAMICS["zigzag"])
+
+
+@pytest.mark.parametrize("kind", ["zigzag", pytest.param("boomerang", marks=pytest.mark.long)])
+def test_arrivals_with_a_share_of_the_prior_have_the_law_of_both(kind):
+    made, route = clock("funnel", kind), plan([0.9, 0.8, -0.3, 1.2], kind)
+    both = Sum((made.potential, PriorShare(Quadratic(2.0 * jnp.eye(4), jnp.ones(4)))))
+
+    def walking(shares):
+        return dataclasses.replace(made, potential=both.with_share(shares))
+
+    # Every other chain has a larger share.
+    one = heard(walking(jnp.where(jnp.arange(CHAINS) % 2, 0.9, 0.2)), route, 4)
+    for place, share in enumerate((0.2, 0.9)):
+        own = [part[place::2] for part in one]
+        assert law(walking(jnp.full(20001, share)), route, own) > 1e-3
+        assert law(walking(jnp.full(20001, 1.1 - share)), route, own) < 1e-3

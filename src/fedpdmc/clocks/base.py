@@ -425,7 +425,7 @@ def enough(which: Bool[Array, "k C"], moving: Bool[Array, " C"]) -> Bool[Array, 
     return which & full[:, None]
 
 
-def served(decide: Callable[[CW, Path], CW], state: CW, path: Path) -> CW:
+def served(decide: Callable[[CW, Any], CW], state: CW, path: Any) -> CW:
     """``decide`` on the waiting chains in batches, as long as there are enough of them."""
     chains = state.walk.done.shape[0]
     lanes = min(chains, max(LEAST_LANES, min(MOST_SERVED, chains // LEAST_LANES)))

@@ -20,12 +20,6 @@ from fedpdmc.potentials.base import ROTATION_REACH, Field
 from fedpdmc.potentials.chebyshev import bernstein_basis
 from fedpdmc.potentials.clipped_gradient_potential import ClippedRecords
 
-# An interval to which the error adds more candidates than this is of no use.
-MOST_ADDED = 0.5
-# Rough price of an interval with polynomials of time, in gradients of the program.
-INTERVAL_PRICE = 4.0
-# Rough price of a cell that is enclosed in series, in gradients of the program.
-PROGRAM_CELL_PRICE = 32.0
 # The price of a cell that is bounded by the records, in gradients of theirs: five products with the design for two.
 CELL_PRICE = 2.5
 # Operations of a draw, and those of a record apart from the products of its gradient.
@@ -102,12 +96,17 @@ def signed_rates(dynamics: Dynamics, gradient: Float[Array, "C d"], v: Float[Arr
     return v * gradient if dynamics.flips else jnp.sum(v * gradient, -1, keepdims=True)
 
 
+def has_program(potential: Potential) -> bool:
+    """Whether a program is in it, alone or in a sum."""
+    return any(isinstance(term, Program) for term in getattr(potential, "terms", (potential,)))
+
+
 def exact_rates(
     dynamics: Dynamics, potential: Potential, a: Float[Array, "C d"], v: Float[Array, "C d"]
 ) -> tuple[Float[Array, "C d"], Float[Array, "C k"]]:
     """The gradient and the signed rates; a program's reflections forward through it, as its bounds have them."""
     gradient = potential.gradients(a)
-    if isinstance(potential, Program) and not dynamics.flips:
+    if has_program(potential) and not dynamics.flips:
         return gradient, potential.speeds(a, v)
     return gradient, signed_rates(dynamics, gradient, v)
 
@@ -151,14 +150,12 @@ def certified(dynamics: Dynamics, field: Field, a: Float[Array, "C d"], v: Float
 def evaluate(dynamics: Dynamics, potential: Potential, a, v, ahead) -> Evaluation:
     """The rates at ``(a, v)``, and their certified bound from ``(a, ahead)`` on.
 
-    A program bounds its rates itself; the bounds of a sum add.
+    Clipped records bound their rates themselves; the bounds of a sum add.
     """
     rotating, flips = dynamics.flow.rotating, dynamics.flips
     if isinstance(potential, ClippedRecords):
         return Evaluation(*exact_rates(dynamics, potential, a, v), potential.bound(rotating, a, ahead))
-    if isinstance(potential, Program):
-        return Evaluation(*exact_rates(dynamics, potential, a, v), potential.bound(rotating, flips, a, ahead))
-    if isinstance(potential, Sum) and any(isinstance(term, (Program, ClippedRecords)) for term in potential.terms):
+    if isinstance(potential, Sum) and any(isinstance(term, ClippedRecords) for term in potential.terms):
         parts = [evaluate(dynamics, term, a, v, ahead) for term in potential.terms]
         return functools.reduce(_joined, parts)
     field = potential.field(rotating, flips, a, ahead)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
@@ -27,6 +28,7 @@ from fedpdmc.clocks.base import (
     Walk,
     accept,
     advance,
+    holding,
     in_lanes,
     keep_done,
     pick,
@@ -37,8 +39,6 @@ from fedpdmc.clocks.base import (
 from fedpdmc.clocks.closed_form import affine_clocks, earliest
 from fedpdmc.clocks.envelopes import (
     DRAW_WORK,
-    INTERVAL_PRICE,
-    MOST_ADDED,
     RELATIVE_SLACK,
     RateBound,
     bernstein,
@@ -50,7 +50,7 @@ from fedpdmc.clocks.envelopes import (
     usual_states,
 )
 from fedpdmc.dynamics import QUARTER, Dynamics
-from fedpdmc.errors import NoEnclosure
+from fedpdmc.enclosures import Curve, TimeInterval
 from fedpdmc.potentials import CubicRemainder, Potential, Program, Quadratic, records_of
 from fedpdmc.potentials.chebyshev import RateCurve, chebyshev_nodes, interpolant
 from fedpdmc.potentials.dense_rates import cosine_and_sine
@@ -108,11 +108,6 @@ class ThinnedClock(Clock[ThinnedWalk]):
         return dataclasses.replace(state, walk=walk, anchored=anchored, candidate=candidate)
 
     def step(self, state, path, keys):
-        """Draw, then pass over the records; bounding a program costs so much that its chains are batched."""
-        costly = any(isinstance(term, Program) for term in getattr(self.potential, "terms", (self.potential,)))
-        return in_lanes(self._advance, state, path, keys) if costly else self._advance(state, path, keys)
-
-    def _advance(self, state: ThinnedWalk, path: Path, keys) -> ThinnedWalk:
         state = draw(state, path, keys)
         return keep_done(state.walk.done | state.anchored, state, self._passed(state, path))
 
@@ -544,6 +539,8 @@ def _ceiling(signed: Float[Array, "C k"], terms: Float[Array, "C k"], beyond: Fl
 # that the error would add the first number. At a kink the error is the range of both sides, so it adds few on a short
 # interval. If no interval above a part of the usual length suffices, the rates are not finite.
 AIM, LEAST_CUT, MOST_CUT, SHORTEST = 0.1, 0.7, 0.1, 1e-12
+# An interval to which the error adds more candidates than this is cut.
+MOST_ADDED = 0.5
 
 
 class IntervalRates(eqx.Module):
@@ -597,7 +594,7 @@ class IntervalWalk(eqx.Module):
 
 
 class IntervalClock(Clock[IntervalWalk]):
-    """Rates that an envelope knows as ``p(s) ± e`` on intervals of the path.
+    """Rates of a program, alone or with a share of the prior, that an envelope knows as ``p(s) ± e`` on intervals.
 
     A candidate at s is accepted if its threshold is below ``p(s) − e``, rejected if above ``p(s) + e``, and decided by the
     program in between. The events are those of thinning by the program alone under the same bounds. Unlike the bounds of
@@ -605,7 +602,7 @@ class IntervalClock(Clock[IntervalWalk]):
     rejected on it. An interval with too large an error is cut.
     """
 
-    potential: Program
+    potential: Potential
     dynamics: Dynamics
     envelope: TimePolynomial
 
@@ -623,7 +620,13 @@ class IntervalClock(Clock[IntervalWalk]):
         """Bound the rates on an interval where they are not known, draw, and ask the program where enough chains wait."""
         state = self._surveyed(state, path)
         state = self._drawn(state, path, keys)
-        return dataclasses.replace(state, candidate=served(self.decide, state.candidate, path))
+        rows = path, self.potential.shares
+        return dataclasses.replace(state, candidate=served(self._decide_some, state.candidate, rows))
+
+    def _decide_some(self, state: CandidateWalk, rows: tuple[Path, Float[Array, " C"] | None]) -> CandidateWalk:
+        """The exact rates on some chains, with their own shares of the prior."""
+        path, shares = rows
+        return holding(self, shares).decide(state, path)
 
     def _surveyed(self, state: IntervalWalk, path: Path) -> IntervalWalk:
         """The rates where they are not known, or a shorter interval to try."""
@@ -680,7 +683,9 @@ def _kept(done: Bool[Array, " C"], old: IntervalWalk, new: IntervalWalk) -> Inte
 
 # Points at which the envelope is tried out, the lengths that are tried, the first of them, and the order. With order three
 # softmax, eight schools and hierarchical logistic took 9 to 19 % more processor time to 1,000 effective samples.
-INTERVAL_TRIALS, LENGTHS, FIRST, ORDER = 32, 2.0 ** np.arange(2, -8, -0.5), 6, 2
+INTERVAL_TRIALS, LENGTHS, FIRST, ORDER = 32, 2.0 ** np.arange(2, -14, -0.5), 6, 2
+# Rough price of an interval, in gradients of the program.
+INTERVAL_PRICE = 4.0
 # Where the error allows no intervals longer than this, polynomials of a higher order are tried, and used if their intervals
 # are longer by the ratio of the prices. Recursions and factors of matrices are of this kind: with 12 places of a Gaussian
 # process intervals are 10 times as long and take 3.5 times the work, with 30 Euler steps 8 and 2 times.
@@ -713,9 +718,10 @@ class TimePolynomial(eqx.Module):
         self, potential: Any, dynamics: Dynamics, a: Float[Array, "C d"], v: Float[Array, "C d"], h: Float[Array, " C"]
     ) -> tuple[IntervalRates, Float[Array, " C"]]:
         """The rates from there on, and how many candidates the error adds; not finite where there is no bound."""
-        found = potential.curves(dynamics.flow.rotating, dynamics.flips, a.T, v.T, h, self.order)
+        curve = potential.curves(dynamics.flow.rotating, dynamics.flips, a.T, v.T, h, self.order)
+        curve = TimeInterval(self.order).full(curve, Curve((), jnp.zeros_like(h)))
         # Many numbers of a walk depend on these few, and each would repeat all operations of the program.
-        parts, error = computed_first(found, number=h)
+        parts, error = computed_first((curve.parts, curve.error), number=h)
         slack = RELATIVE_SLACK * sum(map(jnp.abs, parts))
         error = error + slack
         nodes, matrix = bernstein(self.order)
@@ -728,10 +734,7 @@ class TimePolynomial(eqx.Module):
 
     def cost(self, potential: Potential, dynamics: Dynamics) -> float:
         """Gradients per unit of process time, if the posterior is like the reference: the rates once for each interval."""
-        assert isinstance(potential, Program)
-        tried = _tried(
-            potential.without_rounding(), dynamics, *usual_states(dynamics, potential.dim, INTERVAL_TRIALS), self
-        )
+        tried = _tried(potential, dynamics, *usual_states(dynamics, potential.dim, INTERVAL_TRIALS), self)
         price = INTERVAL_PRICE * (PRICE_OF_ORDER if self.order > ORDER else 1.0)
         return price / max(float(np.mean(np.asarray(tried.reach))), 1e-300)
 
@@ -744,30 +747,36 @@ class Tried(NamedTuple):
     rate: Float[Array, " n"]
 
 
-def time_polynomial(program: Program, dynamics: Dynamics) -> tuple[TimePolynomial, Program] | None:
-    """The envelope with the order and the length of intervals of least cost, if Taylor models exist for the program.
+def time_polynomial(program: Program, dynamics: Dynamics) -> tuple[TimePolynomial, float]:
+    """The envelope with the order and the length of intervals of least cost, and the rounding of the program's rates.
 
-    The program is returned too, with the rounding of its rates: the error of an interval of length zero.
+    The rounding is the error of an interval of length zero, in units of the usual rate, or of one if that is less.
+
+    Raises
+    ------
+    NoEnclosure
+        At a primitive without a rule.
     """
-    points, bare = _trials(dynamics, program.dim), program.without_rounding()
+    points = _trials(dynamics, program.dim)
 
     def tried(length: float, order: int = ORDER) -> Tried:
-        return _tried(bare, dynamics, *points, TimePolynomial(on_device(length), order))
+        return _tried(program, dynamics, *points, TimePolynomial(on_device(length), order))
 
     def reach(length: float, order: int = ORDER) -> float:
         return float(np.mean(np.asarray(tried(length, order).reach)))
 
-    try:
-        still = tried(0.0)
-    except NoEnclosure:
-        return None
+    still = tried(0.0)
     error, rate = (np.asarray(x)[: INTERVAL_TRIALS // len(SPREADS)] for x in (still.error, still.rate))
     (length, far), order = _best_length(reach), ORDER
     if length < SHORT:
         longer, farther = _best_length(functools.partial(reach, order=HIGH_ORDER))
         if farther > PRICE_OF_ORDER * far:
             length, order = longer, HIGH_ORDER
-    return TimePolynomial(on_device(length), order), program.with_rounding(error, rate)
+    with warnings.catch_warnings():
+        # NumPy warns if all entries are NaN.
+        warnings.simplefilter("ignore", RuntimeWarning)
+        rounding = np.nanmedian(error) / max(1.0, np.nan_to_num(np.nanmedian(rate)))
+    return TimePolynomial(on_device(length), order), float(rounding)
 
 
 def _best_length(reach: Callable[[float], float]) -> tuple[float, float]:

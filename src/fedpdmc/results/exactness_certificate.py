@@ -9,7 +9,6 @@ from fedpdmc._jax.precision import double_precision
 from fedpdmc.clocks import AdaptiveClock, Clock
 from fedpdmc.enclosures import inventory
 from fedpdmc.potentials import Program, Sum
-from fedpdmc.potentials.jax_function import NOISE, SAMPLES
 
 TITLES = ("rules", "known as a whole", "TAUGHT BY THE USER")
 
@@ -44,12 +43,6 @@ def _entry(name: str, clock: Clock | None) -> dict[str, Any]:
     if lines := program.assertions:
         entry |= {"certified": False, "continuity": f"ASSERTED BY THE USER and not shown, at {', '.join(lines)}"}
     entry["rounding"] = "a bound is carried with every value"
-    if "Taylor polynomial" in entry["domain"] and program.noise is not None:
-        entry["rounding"] = (
-            "the polynomial and its error are proved in exact arithmetic; what is drawn is at least as near to the exact "
-            f"rate as the computed one, and a computed rate {float(program.noise):.1e} per unit of velocity beyond stops "
-            f"the run ({NOISE:g} times the proved bound at {SAMPLES} points)"
-        )
     return entry
 
 
