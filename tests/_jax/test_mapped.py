@@ -74,7 +74,7 @@ def test_no_stack_of_matrices_is_given_to_lapack():
     for kind in ("zigzag", "boomerang"):
         dynamics = DYNAMICS[kind]
         envelope, _ = time_polynomial(program, dynamics)
-        assert not stacked_calls(lambda a: envelope.rates(program, dynamics, a, a, jnp.full(5, 0.1)), points)  # noqa: B023
+        assert not stacked_calls(lambda a: envelope.along(program, dynamics, a, a, jnp.full(5, 0.1)), points)  # noqa: B023
 
 
 RUN = """

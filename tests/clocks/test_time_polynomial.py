@@ -15,10 +15,11 @@ from tests.support import DYNAMICS
 
 from fedpdmc._jax.random_streams import chain_keys
 from fedpdmc.clocks import VIOLATED, IntervalClock, thinning
-from fedpdmc.clocks.thinning import HIGH_ORDER, MOST_ADDED, ORDER, SHORT, TimePolynomial, time_polynomial
+from fedpdmc.clocks.thinning import CELLS, HIGH_ORDER, MOST_ADDED, ORDER, SHORT, TimePolynomial, time_polynomial
 from fedpdmc.errors import NoEnclosure
 from fedpdmc.plan import Plan
 from fedpdmc.potentials import PriorShare, Program, Quadratic, Sum
+from fedpdmc.potentials.chebyshev import interpolant
 
 pytestmark = pytest.mark.usefixtures("double")
 
@@ -91,15 +92,15 @@ def test_rates_lie_within_their_error_and_below_their_bounds(name, kind):
     @jax.jit
     def found(share):
         usual = made.envelope.usual
-        rates, doubt = made.envelope.rates(program, dynamics, a, v, jnp.broadcast_to(usual, a.shape[:1]))
+        curve = made.envelope.along(program, dynamics, a, v, jnp.broadcast_to(usual, a.shape[:1]))
         s = share * usual
         at, velocity = dynamics.flow.move(a, v, jnp.broadcast_to(s, a.shape[:1]))
         own = velocity * program.gradients(at) if dynamics.flips else program.speeds(at, velocity)
-        middle = sum(part * (2 * share - 1) ** k for k, part in enumerate(rates.parts))
-        known = jnp.isfinite(doubt)
-        off = jnp.max(jnp.abs(own.T - middle) - rates.error, 0)
-        over = jnp.max(own.T - rates.value - rates.slope * s, 0)
-        return known, off, over, jnp.mean(doubt <= MOST_ADDED)
+        middle = jax.vmap(lambda values: interpolant(values, jnp.full(a.shape[0], share)))(curve.values)
+        doubt, top = curve.candidates_of_error, curve.ceilings(CELLS)[jnp.minimum(share * CELLS, CELLS - 1).astype(int)]
+        off = jnp.max(jnp.abs(own.T - middle) - curve.error, 0)
+        over = jnp.max(own.T - top, 0)
+        return jnp.isfinite(doubt), off, over, jnp.mean(doubt <= MOST_ADDED)
 
     for share in (0.0, 0.03, 0.4, 0.9, 1.0):
         known, off, over, good = (np.asarray(x) for x in found(share))
@@ -194,11 +195,9 @@ class Wrong(TimePolynomial):
     by: float = eqx.field(static=True, default=0.0)
     share: float = eqx.field(static=True, default=1.0)
 
-    def rates(self, potential, dynamics, a, v, h):
-        rates, doubt = super().rates(potential, dynamics, a, v, h)
-        parts = (rates.parts[0] + self.by, *rates.parts[1:])
-        moved = dataclasses.replace(rates, parts=parts, error=self.share * rates.error, value=rates.value + self.by)
-        return moved, doubt
+    def along(self, potential, dynamics, a, v, h):
+        curve = super().along(potential, dynamics, a, v, h)
+        return curve._replace(values=curve.values + self.by, error=self.share * curve.error)
 
 
 def wrong(made, by, share):

@@ -213,7 +213,7 @@ def test_a_comparison_that_is_not_decided_makes_an_interval_short():
 
     @jax.jit
     def added(h):
-        return TimePolynomial(jnp.ones(())).rates(program, dynamics, a, v, jnp.full(3, h))[1]
+        return TimePolynomial(jnp.ones(())).along(program, dynamics, a, v, jnp.full(3, h)).candidates_of_error
 
     # Before the comparison changes, and not beyond.
     np.testing.assert_array_equal(added(0.9) <= MOST_ADDED, [True, True, True])

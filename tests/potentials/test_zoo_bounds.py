@@ -11,7 +11,7 @@ from tests.zoo import CASES
 
 import fedpdmc as fp
 from fedpdmc.clocks.envelopes import signed_rates
-from fedpdmc.clocks.thinning import time_polynomial
+from fedpdmc.clocks.thinning import CELLS, time_polynomial
 from fedpdmc.potentials import local_quadratic
 
 ANCHORS, TIMES = 500, 20
@@ -44,7 +44,8 @@ def excess_function(potential, dynamics):
     @jax.jit
     def excess(a, v, part):
         length = jnp.broadcast_to(envelope.usual, a.shape[:1])
-        bound, added = envelope.rates(potential, dynamics, a, v, length)
+        curve = envelope.along(potential, dynamics, a, v, length)
+        tops, known = curve.ceilings(CELLS), jnp.isfinite(curve.candidates_of_error)
         s = part * length
 
         def rates(s):
@@ -57,8 +58,9 @@ def excess_function(potential, dynamics):
 
         def at(s):
             here, time = rates(s), s[:, None]
-            above = (bound.value + bound.slope * s).T
-            return here - above, here - value - slope * time, jnp.isfinite(added)
+            cell = jnp.minimum(s / length * CELLS, CELLS - 1).astype(int)
+            top = jnp.take_along_axis(tops, cell[None, None], 0)[0].T
+            return here - top, here - value - slope * time, known
 
         return jax.lax.map(at, s)
 

@@ -27,7 +27,7 @@ from fedpdmc.clocks.dense import (
     pooled,
     prices,
 )
-from fedpdmc.clocks.envelopes import CELL_PRICE, cell_length, evaluate, has_program, reach_of, usual_states
+from fedpdmc.clocks.envelopes import CELL_PRICE, affine_load, cell_length, evaluate, has_program, reach_of, usual_states
 from fedpdmc.clocks.thinning import (
     IntervalClock,
     QuadraticPart,
@@ -196,7 +196,7 @@ def cost_of_cells(potential: Potential, dynamics: Dynamics) -> float:
 def _usual_reach(potential: Potential, dynamics: Dynamics, a: Float[Array, "n d"], v: Float[Array, "n d"]):
     bound = evaluate(dynamics, potential, a, v, v).bound
     cell = jnp.minimum(bound.reach, cell_length(bound))
-    reach = reach_of(bound.value, bound.slope + 0.5 * bound.curve * cell[:, None], cell)
+    reach = reach_of(affine_load(bound.value, bound.slope + 0.5 * bound.curve * cell[:, None], cell), cell)
     return jnp.mean(jnp.where(jnp.isfinite(reach), reach, 0.0))
 
 

@@ -17,7 +17,6 @@ from fedpdmc._jax.compilation import on_device
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.potentials import Potential, Program, RateBound, Sum, records_of
 from fedpdmc.potentials.base import ROTATION_REACH, Field
-from fedpdmc.potentials.chebyshev import bernstein_basis
 from fedpdmc.potentials.clipped_gradient_potential import ClippedRecords
 
 # The price of a cell that is bounded by the records, in gradients of theirs: five products with the design for two.
@@ -37,26 +36,23 @@ def usual_states(dynamics: Dynamics, dim: int, count: int) -> tuple[Float[Array,
     return on_device(a), on_device(np.sign(v) if dynamics.unit_speed else v)
 
 
-def reach_of(
+def affine_load(
     value: Float[Array, "*C k"], slope: Float[Array, "*C k"], length: Float[Array, "*C"]
 ) -> Float[Array, "*C"]:
-    """How far a cell is walked on average: to its end, or to the first candidate of ``(value + slope s)_+``.
-
-    With Λ the integral of the bounds over the cell, nearly ``length (1 − e^{−Λ})/Λ``.
-    """
+    """The integral of ``(value + slope s)_+`` over a cell, of all marks."""
     h = length[..., None]
     start, end = jnp.maximum(value, 0.0), jnp.maximum(value + slope * h, 0.0)
     highest = jnp.maximum(jnp.maximum(start, end), 1e-300)
     part = jnp.where((start > 0) & (end > 0), start + end, highest**2 / jnp.maximum(jnp.abs(slope * h), 1e-300))
-    load = jnp.sum(0.5 * h * part, -1)
+    return jnp.sum(0.5 * h * part, -1)
+
+
+def reach_of(load: Float[Array, "*C"], length: Float[Array, "*C"]) -> Float[Array, "*C"]:
+    """How far a cell is walked on average, to its end or to the first candidate, if bounds have the integral Λ over it.
+
+    Nearly ``length (1 − e^{−Λ})/Λ``.
+    """
     return length * jnp.where(load > 1e-6, -jnp.expm1(-load) / jnp.maximum(load, 1e-6), 1.0)
-
-
-@functools.cache
-def bernstein(degree: int) -> tuple[np.ndarray, np.ndarray]:
-    """Nodes on [0, 1], and the matrix from values of a polynomial there to its Bernstein coefficients."""
-    nodes = 0.5 - 0.5 * np.cos(np.pi * np.arange(degree + 1) / degree)
-    return nodes, np.linalg.inv(bernstein_basis(nodes, degree))
 
 
 def cell_length(bound: RateBound) -> Float[Array, " C"]:

@@ -41,7 +41,6 @@ from fedpdmc.clocks.envelopes import (
     DRAW_WORK,
     RELATIVE_SLACK,
     RateBound,
-    bernstein,
     cell_length,
     evaluate,
     gradient_work,
@@ -543,48 +542,10 @@ AIM, LEAST_CUT, MOST_CUT, SHORTEST = 0.1, 0.7, 0.1, 1e-12
 MOST_ADDED = 0.5
 
 
-class IntervalRates(eqx.Module):
-    """The signed rates on an interval: polynomials of ``τ = 2s/length − 1``, their error, and affine bounds of them in s.
-
-    In columns, one for each chain.
-    """
-
-    parts: tuple[Float[Array, ...], ...]
-    error: Float[Array, ...]
-    value: Float[Array, ...]
-    slope: Float[Array, ...]
-    length: Float[Array, " C"]
-
-    def at(self, mark: Int[Array, " C"], s: Float[Array, " C"]) -> tuple[Float[Array, " C"], ...]:
-        """For each chain's mark at time s: the polynomial by Horner's rule, its error, and the bound."""
-
-        def of(rates):
-            return jnp.take_along_axis(rates, mark[None], 0)[0]
-
-        tau, parts = 2 * s / self.length - 1, [of(part) for part in self.parts]
-        rate = parts[-1]
-        for part in parts[-2::-1]:
-            rate = part + tau * rate
-        return rate, of(self.error), of(self.value) + of(self.slope) * s
-
-
 class IntervalWalk(eqx.Module):
-    """A walk on intervals.
-
-    Attributes
-    ----------
-    candidate : CandidateWalk
-    rates : IntervalRates
-    known : (C,)
-        Whether ``rates`` hold at the present position, ``since`` after their start.
-    length : (C,)
-        The interval to try next.
-    """
+    """A walk on intervals, with the length of the interval to try next."""
 
     candidate: CandidateWalk
-    rates: IntervalRates
-    since: Float[Array, " C"]
-    known: Bool[Array, " C"]
     length: Float[Array, " C"]
 
     @property
@@ -597,9 +558,8 @@ class IntervalClock(Clock[IntervalWalk]):
     """Rates of a program, alone or with a share of the prior, that an envelope knows as ``p(s) ± e`` on intervals.
 
     A candidate at s is accepted if its threshold is below ``p(s) − e``, rejected if above ``p(s) + e``, and decided by the
-    program in between. The events are those of thinning by the program alone under the same bounds. Unlike the bounds of
-    `ThinnedClock`, which are renewed at every evaluated candidate, those of an interval remain in use after candidates are
-    rejected on it. An interval with too large an error is cut.
+    program in between. The events are those of thinning by the program alone under the same bounds. An interval with too
+    large an error is cut.
     """
 
     potential: Potential
@@ -607,19 +567,14 @@ class IntervalClock(Clock[IntervalWalk]):
     envelope: TimePolynomial
 
     def idle(self, chains):
-        no, zeros, wide = jnp.zeros(chains, bool), jnp.zeros(chains), jnp.zeros((self.marks, chains))
-        rates = IntervalRates((wide,) * (self.envelope.order + 1), wide, wide, wide, zeros)
-        return IntervalWalk(CandidateWalk.idle(self.dynamics, chains, self.dim), rates, zeros, no, zeros)
+        return IntervalWalk(CandidateWalk.idle(self.dynamics, chains, self.dim), jnp.zeros(chains))
 
     def restart(self, state, new, path):
-        length = jnp.where(new, self.envelope.usual, state.length)
-        candidate, known = state.candidate.restart(new, path), state.known & ~new
-        return dataclasses.replace(state, candidate=candidate, known=known, length=length)
+        return IntervalWalk(state.candidate.restart(new, path), jnp.where(new, self.envelope.usual, state.length))
 
     def step(self, state, path, keys):
-        """Bound the rates on an interval where they are not known, draw, and ask the program where enough chains wait."""
-        state = self._surveyed(state, path)
-        state = self._drawn(state, path, keys)
+        """One interval on every chain that does not wait; then the program where enough chains wait for it."""
+        state = self._walked(state, path, keys)
         rows = path, self.potential.shares
         return dataclasses.replace(state, candidate=served(self._decide_some, state.candidate, rows))
 
@@ -628,54 +583,24 @@ class IntervalClock(Clock[IntervalWalk]):
         path, shares = rows
         return holding(self, shares).decide(state, path)
 
-    def _surveyed(self, state: IntervalWalk, path: Path) -> IntervalWalk:
-        """The rates where they are not known, or a shorter interval to try."""
+    def _walked(self, state: IntervalWalk, path: Path, keys) -> IntervalWalk:
+        """To a candidate or to the end of the interval; where its error is too large, a shorter one to try."""
         walk, usual = state.walk, self.envelope.usual
         a, v = path.state(self.dynamics, walk.segment, walk.offset)
-        rates, added = self.envelope.rates(self.potential, self.dynamics, a, v, state.length)
+        remaining = path.at(path.duration, walk.segment) - walk.offset
+        h = jnp.minimum(state.length, remaining)
+        curve = self.envelope.along(self.potential, self.dynamics, a, v, h)
+        found = first_candidate(curve, uniforms(keys, path.number, walk.draws, CANDIDATES * DRAWN))
+        moved = at_candidate(path, walk, found, remaining, self.dynamics.flips)
+        added = curve.candidates_of_error
         good = added <= MOST_ADDED
         cut = jnp.clip((AIM / added) ** (1 / (self.envelope.order + 2)), MOST_CUT, LEAST_CUT)
-        length = jnp.where(good, usual, state.length * jnp.where(jnp.isfinite(added), cut, MOST_CUT))
+        length = jnp.where(good, usual, h * jnp.where(jnp.isfinite(added), cut, MOST_CUT))
         lost = ~good & (length < SHORTEST * usual)
         stopped = dataclasses.replace(walk, done=lost, fault=jnp.where(lost, NOT_FINITE, FINE))
-        candidate = dataclasses.replace(state.candidate, walk=stopped)
-        new = IntervalWalk(candidate, rates, jnp.zeros_like(added), good, length)
-        return _kept(walk.done | state.known | state.candidate.waiting, state, new)
-
-    def _drawn(self, state: IntervalWalk, path: Path, keys) -> IntervalWalk:
-        """The first candidate of the bounds, decided if the polynomial can, or the end of the interval."""
-        walk, rates = state.walk, state.rates
-        remaining = path.at(path.duration, walk.segment) - walk.offset
-        room = jnp.minimum(remaining, rates.length - state.since)
-        value = rates.value + rates.slope * state.since
-        u = uniforms(keys, path.number, walk.draws, self.marks + 1)
-        wait, mark = earliest(affine_clocks(value, rates.slope, u[:-1], path.number))
-        hit = wait < room
-        step = jnp.where(hit, wait, room)
-        since = state.since + step
-        rate, error, ceiling = rates.at(mark, since)
-        threshold, least, most = u[-1] * ceiling, rate - error, rate + error
-        sure = threshold < least
-        undecided = hit & ~(threshold >= most) & ~sure
-        # A reflection needs the gradient of the program even if the candidate is surely accepted.
-        waiting = undecided if self.dynamics.flips else undecided | (hit & sure)
-        fault = jnp.where(hit & ~(least <= ceiling), VIOLATED, FINE)
-        segment, offset, over = advance(path, walk.segment, walk.offset, step, ~hit & (room >= remaining))
-        moved = walk.moved(path, segment, offset, over, mark, fault)
-        accepted = hit & sure & ~waiting
-        time = jnp.where(accepted, path.at(path.begin, walk.segment) + offset, moved.time)
-        moved = dataclasses.replace(moved, done=moved.done | accepted, rang=accepted, time=time)
-        candidate = CandidateWalk(moved, waiting & ~over, ceiling, threshold, least, most)
-        drawn = IntervalWalk(candidate, rates, since, hit, state.length)
-        return _kept(walk.done | ~state.known | state.candidate.waiting, state, drawn)
-
-
-def _kept(done: Bool[Array, " C"], old: IntervalWalk, new: IntervalWalk) -> IntervalWalk:
-    """`keep_done` with rates in columns."""
-    rates = old.rates
-    if new.rates is not rates:
-        rates = jax.tree.map(lambda before, after: jnp.where(done, before, after), rates, new.rates)
-    return dataclasses.replace(keep_done(done, dataclasses.replace(old, rates=new.rates), new), rates=rates)
+        still = dataclasses.replace(state.candidate, walk=stopped)
+        new = IntervalWalk(keep_done(~good, still, moved), length)
+        return keep_done(walk.done | state.candidate.waiting, state, new)
 
 
 # Polynomials of time ---------------------------------------------------------------------------------------------------
@@ -697,9 +622,7 @@ SPREADS = (1.0, 2.0)
 class TimePolynomial(eqx.Module):
     """Any program that Taylor models can follow (`fedpdmc.enclosures.taylor_models`).
 
-    On an interval of length h the signed rate is ``p(s) ± e``. With Bernstein coefficients ``β_k`` of p, of degree m, it
-    lies below ``β_0 + c s + e`` for ``c = max_k (β_k − β_0) m/(k h)``, since a straight line has the coefficients
-    ``β_0 + c k h/m``.
+    On an interval of length h the signed rate is ``p(s) ± e``.
 
     Attributes
     ----------
@@ -714,23 +637,20 @@ class TimePolynomial(eqx.Module):
     usual: Float[Array, ""]
     order: int = eqx.field(static=True, default=ORDER)
 
-    def rates(
+    def along(
         self, potential: Any, dynamics: Dynamics, a: Float[Array, "C d"], v: Float[Array, "C d"], h: Float[Array, " C"]
-    ) -> tuple[IntervalRates, Float[Array, " C"]]:
-        """The rates from there on, and how many candidates the error adds; not finite where there is no bound."""
+    ) -> RateCurve:
+        """The rates of all marks from there on; where there is no bound, errors are not finite."""
         curve = potential.curves(dynamics.flow.rotating, dynamics.flips, a.T, v.T, h, self.order)
         curve = TimeInterval(self.order).full(curve, Curve((), jnp.zeros_like(h)))
         # Many numbers of a walk depend on these few, and each would repeat all operations of the program.
         parts, error = computed_first((curve.parts, curve.error), number=h)
-        slack = RELATIVE_SLACK * sum(map(jnp.abs, parts))
-        error = error + slack
-        nodes, matrix = bernstein(self.order)
-        from_powers = matrix @ (2 * nodes[:, None] - 1) ** np.arange(self.order + 1)
-        start, *others = (sum(c * part for c, part in zip(row, parts, strict=True)) for row in from_powers)
-        rises = [(beta - start) * (self.order / k) for k, beta in enumerate(others, 1)]
-        rise = functools.reduce(jnp.maximum, rises) + slack
-        rates = IntervalRates(parts, error, start + error, rise / h, h)
-        return rates, jnp.sum(error + 0.0 * (rates.value + rates.slope), 0) * h
+        nodes = jnp.asarray(chebyshev_nodes(self.order + 1))[:, None]
+        values = jnp.zeros((error.shape[0], 1, h.shape[0]))
+        for part in parts[::-1]:
+            values = part[:, None] + nodes * values
+        error = error + RELATIVE_SLACK * sum(map(jnp.abs, parts)) + 0.0 * jnp.sum(values, 1)
+        return RateCurve(values, error, h)
 
     def cost(self, potential: Potential, dynamics: Dynamics) -> float:
         """Gradients per unit of process time, if the posterior is like the reference: the rates once for each interval."""
@@ -814,9 +734,10 @@ def _tried(program: Potential, dynamics: Dynamics, a, v, envelope: TimePolynomia
     """Reach to the end of an interval or to the first candidate, zero if it must be cut; with its error and rate."""
     size = jnp.linalg.norm(v, axis=-1) * (1 + jnp.linalg.norm(a, axis=-1))
     h = jnp.broadcast_to(envelope.usual, a.shape[:1])
-    rates, added = envelope.rates(program, dynamics, a, v, h)
-    reach = jnp.where(added <= MOST_ADDED, reach_of(rates.value.T, rates.slope.T, h), 0.0)
-    return Tried(reach, jnp.max(rates.error, 0) / size, jnp.max(jnp.abs(rates.parts[0]), 0) / size)
+    curve = envelope.along(program, dynamics, a, v, h)
+    load = jnp.sum(curve.ceilings(CELLS), (0, 1)) * h / CELLS
+    reach = jnp.where(curve.candidates_of_error <= MOST_ADDED, reach_of(load, h), 0.0)
+    return Tried(reach, jnp.max(curve.error, 0) / size, jnp.max(jnp.abs(curve.values), (0, 1)) / size)
 
 
 # Superposed candidates -------------------------------------------------------------------------------------------------
@@ -910,6 +831,18 @@ def first_candidate(curve: RateCurve, u: Float[Array, "n C"]) -> Found:
         found = Found(*(jnp.where(undecided, new, old) for new, old in zip(here, found, strict=True)))
         active = active & ~over & ~undecided
     return found._replace(time=jnp.where(active, time, found.time), cut=active)
+
+
+def at_candidate(path: Path, walk: Walk, found: Found, remaining: Float[Array, " C"], sure: bool = False) -> CandidateWalk:
+    """The walk at the end of a piece; where ``sure``, a candidate that the curve accepts needs no exact rate."""
+    ends = ~found.hit & ~found.cut & (found.time >= remaining)
+    segment, offset, over = advance(path, walk.segment, walk.offset, found.time, ends)
+    moved, hit = walk.moved(path, segment, offset, over, found.site), found.hit & ~over
+    if sure:
+        accepted = found.hit & (found.threshold < found.least)
+        time = jnp.where(accepted, path.at(path.begin, walk.segment) + offset, moved.time)
+        moved, hit = dataclasses.replace(moved, done=moved.done | accepted, rang=accepted, time=time), hit & ~accepted
+    return CandidateWalk(moved, hit, found.ceiling, found.threshold, found.least, found.most)
 
 
 # Bounds that are guessed ----------------------------------------------------------------------------------------------

@@ -69,6 +69,11 @@ class RateCurve(NamedTuple):
         error = jnp.take_along_axis(self.error, site[None], 0)[0]
         return jnp.take_along_axis(self.values, site[None, None], 0)[0], error
 
+    @property
+    def candidates_of_error(self) -> Float[Array, " C"]:
+        """How many candidates the errors add on the piece."""
+        return jnp.sum(self.error, 0) * self.length
+
     def ceilings(self, parts: int) -> Float[Array, "J *M C"]:
         """Upper bounds of the rates on equal parts of the piece: the largest Bernstein coefficient plus the error, or 0."""
         values = jnp.moveaxis(self.values, -2, 0)
