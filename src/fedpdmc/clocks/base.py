@@ -141,21 +141,17 @@ class Walk(eqx.Module):
 
     def decided(self, path: Path, accepted, fault, normal=None, passes: int = 1) -> "Walk":
         """The walk after a decision about its candidate: done if the candidate is accepted or there is a fault."""
-        time = jnp.where(accepted, path.at(path.begin, self.segment) + self.offset, self.time)
+        time = jnp.where(accepted, time_of(path, self), self.time)
         normal = self.normal if normal is None else jnp.where(accepted[:, None], normal, self.normal)
         return dataclasses.replace(
-            self, done=accepted | (fault != FINE), rang=accepted, time=time, normal=normal, passes=self.passes + passes,
-            fault=fault,
+            self, done=self.done | accepted | (fault != FINE), rang=accepted, time=time, normal=normal,
+            passes=self.passes + passes, fault=fault,
         )  # fmt: skip
 
     def drawn(self, path: Path, step, ends, accepted, mark, broken, normal=None, passes: int = 1) -> "Walk":
         """The walk after a draw that is decided at once: at its candidate, or where it goes without one."""
-        segment, offset, over = advance(path, self.segment, self.offset, step, ends)
-        time = jnp.where(accepted, path.at(path.begin, self.segment) + offset, path.horizon)
-        return Walk(
-            segment, offset, self.draws + 1, accepted | over | broken, accepted, time, mark,
-            self.normal if normal is None else normal, self.passes + passes, jnp.where(broken, NOT_FINITE, self.fault),
-        )  # fmt: skip
+        moved = self.moved(path, *advance(path, self.segment, self.offset, step, ends), mark)
+        return moved.decided(path, accepted, jnp.where(broken, NOT_FINITE, FINE), normal, passes)
 
     def arrival(self, dynamics: Dynamics) -> Arrival:
         """The answer; where there was no event there is no mark either."""

@@ -27,7 +27,7 @@ from fedpdmc.clocks.dense import (
     pooled,
     prices,
 )
-from fedpdmc.clocks.envelopes import CELL_PRICE, affine_load, cell_length, evaluate, has_program, reach_of, usual_states
+from fedpdmc.clocks.envelopes import CELL_PRICE, affine_load, cell_length, evaluate, reach_of, usual_states
 from fedpdmc.clocks.thinning import (
     IntervalClock,
     QuadraticPart,
@@ -46,6 +46,7 @@ from fedpdmc.potentials import (
     Sum,
     beside_taylor,
     cubic_remainder,
+    program_of,
     records_of,
 )
 
@@ -99,8 +100,8 @@ def choose(
     site : str
         Whose potential it is, for errors.
     """
-    if has_program(potential):
-        return _of_program(potential, dynamics, site)
+    if (program := program_of(potential)) is not None:
+        return _of_program(program, potential, dynamics, site)
     potential = with_constants(potential, dynamics)
     if potential.affine(dynamics.flow.rotating):
         return ClockChoice(AffineClock(potential, dynamics), "rates are inverted in closed form", {})
@@ -166,13 +167,12 @@ def third_order(potential: Potential, center: Float[Array, " d"]) -> ThirdOrder 
     )  # fmt: skip
 
 
-def _of_program(potential: Potential, dynamics: Dynamics, site: str) -> ClockChoice:
+def _of_program(program: Program, potential: Potential, dynamics: Dynamics, site: str) -> ClockChoice:
     """The clock of a user's function, alone or with a share of the prior, which is easy to follow.
 
     A function is refused if its rates have a rounding error that is not small relative to them where chains usually are.
     Elsewhere the error is part of the bounds: it costs candidates, and bounds that are not finite are never used.
     """
-    program = next(term for term in getattr(potential, "terms", (potential,)) if isinstance(term, Program))
     envelope, rounding = time_polynomial(program, dynamics)
     if rounding > NOISY:
         raise InputError(

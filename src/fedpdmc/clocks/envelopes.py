@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 
 from fedpdmc._jax.compilation import on_device
 from fedpdmc.dynamics import Dynamics
-from fedpdmc.potentials import Potential, Program, RateBound, Sum, records_of
+from fedpdmc.potentials import Potential, RateBound, Sum, program_of, records_of
 from fedpdmc.potentials.base import ROTATION_REACH, Field
 from fedpdmc.potentials.clipped_gradient_potential import ClippedRecords
 
@@ -30,7 +30,8 @@ STATES_SEED = 7_320_508_075
 def usual_states(dynamics: Dynamics, dim: int, count: int) -> tuple[Float[Array, "n d"], Float[Array, "n d"]]:
     """Positions and velocities of the reference.
 
-    The seed is an unusual one: records simulated with the same seed would be the same numbers.
+    The seed is an unusual one: records simulated with the same seed would be the same numbers, and lie on kinks of a
+    function, where the error says nothing about rounding.
     """
     a, v = np.random.default_rng(STATES_SEED).standard_normal((2, count, dim))
     return on_device(a), on_device(np.sign(v) if dynamics.unit_speed else v)
@@ -92,17 +93,12 @@ def signed_rates(dynamics: Dynamics, gradient: Float[Array, "C d"], v: Float[Arr
     return v * gradient if dynamics.flips else jnp.sum(v * gradient, -1, keepdims=True)
 
 
-def has_program(potential: Potential) -> bool:
-    """Whether a program is in it, alone or in a sum."""
-    return any(isinstance(term, Program) for term in getattr(potential, "terms", (potential,)))
-
-
 def exact_rates(
     dynamics: Dynamics, potential: Potential, a: Float[Array, "C d"], v: Float[Array, "C d"]
 ) -> tuple[Float[Array, "C d"], Float[Array, "C k"]]:
     """The gradient and the signed rates; a program's reflections forward through it, as its bounds have them."""
     gradient = potential.gradients(a)
-    if has_program(potential) and not dynamics.flips:
+    if program_of(potential) is not None and not dynamics.flips:
         return gradient, potential.speeds(a, v)
     return gradient, signed_rates(dynamics, gradient, v)
 

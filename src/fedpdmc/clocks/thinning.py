@@ -677,7 +677,9 @@ def time_polynomial(program: Program, dynamics: Dynamics) -> tuple[TimePolynomia
     NoEnclosure
         At a primitive without a rule.
     """
-    points = _trials(dynamics, program.dim)
+    a, v = usual_states(dynamics, program.dim, INTERVAL_TRIALS)
+    spread = np.repeat(SPREADS, INTERVAL_TRIALS // len(SPREADS))[:, None]
+    points = on_device(spread * np.asarray(a)), v
 
     def tried(length: float, order: int = ORDER) -> Tried:
         return _tried(program, dynamics, *points, TimePolynomial(on_device(length), order))
@@ -719,14 +721,6 @@ def _best_length(reach: Callable[[float], float]) -> tuple[float, float]:
                 next((p for p in (best + stride, best - stride) if reach_at(p) > reach_at(best)), None),
             )
     return float(LENGTHS[best]), reach_at(best)
-
-
-def _trials(dynamics: Dynamics, dim: int) -> tuple[Float[Array, "n d"], Float[Array, "n d"]]:
-    # An unusual seed: points that equal simulated data may lie on kinks, where the error says nothing about rounding.
-    rng = np.random.default_rng(0x74726961)
-    spread = np.repeat(SPREADS, -(-INTERVAL_TRIALS // len(SPREADS)))[:INTERVAL_TRIALS, None]
-    a, v = spread * rng.standard_normal((INTERVAL_TRIALS, dim)), rng.standard_normal((INTERVAL_TRIALS, dim))
-    return on_device(a), on_device(np.sign(v) if dynamics.unit_speed else v)
 
 
 @once
@@ -839,9 +833,8 @@ def at_candidate(path: Path, walk: Walk, found: Found, remaining: Float[Array, "
     segment, offset, over = advance(path, walk.segment, walk.offset, found.time, ends)
     moved, hit = walk.moved(path, segment, offset, over, found.site), found.hit & ~over
     if sure:
-        accepted = found.hit & (found.threshold < found.least)
-        time = jnp.where(accepted, path.at(path.begin, walk.segment) + offset, moved.time)
-        moved, hit = dataclasses.replace(moved, done=moved.done | accepted, rang=accepted, time=time), hit & ~accepted
+        accepted = hit & (found.threshold < found.least)
+        moved, hit = moved.decided(path, accepted, moved.fault, passes=0), hit & ~accepted
     return CandidateWalk(moved, hit, found.ceiling, found.threshold, found.least, found.most)
 
 
@@ -900,7 +893,7 @@ class AdaptiveClock(Clock[AdaptiveWalk]):
         rate = jnp.take_along_axis(signed_rates(self.dynamics, gradient, velocity), mark[:, None], -1)[:, 0]
         broken = ~jnp.isfinite(jnp.sum(tops, (0, 2))) | ~jnp.isfinite(rate)
         accepted = hit & (u[2] * ceiling < rate) & ~broken
-        normal = None if self.dynamics.flips else jnp.where(accepted[:, None], unit(gradient), walk.normal)
+        normal = None if self.dynamics.flips else unit(gradient)
         step, ends = jnp.where(hit, wait, cell), ~hit & (cell >= remaining)
         moved = walk.drawn(path, step, ends, accepted, mark, broken, normal, PIECES + 2)
         new = AdaptiveWalk(moved, state.violations + (hit & (rate > ceiling)))

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 
 from fedpdmc._jax.compilation import calls_library, mapped
 from fedpdmc.enclosures import Curve, TimeInterval, assertions, check_continuity, enclose, smoothed
-from fedpdmc.potentials.base import Potential
+from fedpdmc.potentials.base import Potential, Sum
 from fedpdmc.potentials.quadratic import Quadratic
 
 # Rounding error of positions and velocities along a plan, relative to the largest entry.
@@ -159,6 +159,12 @@ class Program(Potential):
         """
         one = jax.ShapeDtypeStruct((self.dim, 1), jnp.float64)
         jax.eval_shape(lambda a, v: self.curves(rotating, flips, a, v, jnp.ones(1), 1), one, one)
+
+
+def program_of(potential: Potential | None) -> Program | None:
+    """The program that a potential is, or has among its terms."""
+    terms = potential.terms if isinstance(potential, Sum) else (potential,)
+    return next((term for term in terms if isinstance(term, Program)), None)
 
 
 def enclosed_rates(

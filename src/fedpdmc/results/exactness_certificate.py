@@ -8,7 +8,7 @@ from typing import Any
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.clocks import AdaptiveClock, Clock
 from fedpdmc.enclosures import inventory
-from fedpdmc.potentials import Program, Sum
+from fedpdmc.potentials import program_of
 
 TITLES = ("rules", "known as a whole", "TAUGHT BY THE USER")
 
@@ -32,7 +32,7 @@ def _entry(name: str, clock: Clock | None) -> dict[str, Any]:
         return {"site": name, "clock": "at the site"}
     entry: dict[str, Any] = {"site": name, "clock": clock.name, "domain": clock.domain}
     entry["certified"] = not isinstance(clock, AdaptiveClock)
-    program = _program(getattr(clock, "potential", None))
+    program = program_of(getattr(clock, "potential", None))
     if program is None:
         return entry | {"model": "built in: its bounds are derived in the source"}
     used = inventory(program._gradient, program.dim)
@@ -47,14 +47,6 @@ def _entry(name: str, clock: Clock | None) -> dict[str, Any]:
 
 
 ASSERTED = "they are exact if the continuity that the user asserts holds"
-
-
-def _program(potential: Any) -> Program | None:
-    if isinstance(potential, Program):
-        return potential
-    if isinstance(potential, Sum):
-        return next((found for term in potential.terms if (found := _program(term)) is not None), None)
-    return None
 
 
 class Certificate(list[dict[str, Any]]):
