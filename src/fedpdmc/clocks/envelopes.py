@@ -30,8 +30,7 @@ STATES_SEED = 7_320_508_075
 def usual_states(dynamics: Dynamics, dim: int, count: int) -> tuple[Float[Array, "n d"], Float[Array, "n d"]]:
     """Positions and velocities of the reference.
 
-    The seed is an unusual one: records simulated with the same seed would be the same numbers, and lie on kinks of a
-    function, where the error says nothing about rounding.
+    The seed is an unusual one: records simulated with the same seed would be the same numbers.
     """
     a, v = np.random.default_rng(STATES_SEED).standard_normal((2, count, dim))
     return on_device(a), on_device(np.sign(v) if dynamics.unit_speed else v)
