@@ -121,10 +121,6 @@ class LatentClock(Clock[LatentWalk]):
     silent_rate: float = eqx.field(default=SILENT, static=True)
 
     @property
-    def name(self) -> str:
-        return type(self).__name__
-
-    @property
     def domain(self) -> str:
         return "polynomials of time, bounded through complex times; private latents"
 
@@ -232,7 +228,7 @@ class LatentClock(Clock[LatentWalk]):
         """Bound the rate on a cell and go to the first candidate, to the silent event, or to the cell's end."""
         walk, moving = state.walk, _moving(state)
         a, v = path.state(self.dynamics, walk.segment, walk.offset)
-        now = path.at(path.begin, walk.segment) + walk.offset
+        now = time_of(path, walk)
         remaining = path.at(path.duration, walk.segment) - walk.offset
         before = jnp.maximum(state.silent - now, 0.0)
 

@@ -57,11 +57,6 @@ class RateCurve(NamedTuple):
     error: Float[Array, "*M C"]
     length: Float[Array, " C"]
 
-    def at(self, s: Float[Array, " C"]) -> Float[Array, " C"]:
-        """``p`` of one site; where the piece has no length, in its middle."""
-        known = self.length > 0
-        return interpolant(self.values, jnp.where(known, s / jnp.where(known, self.length, 1.0), 0.5))
-
     def of(self, site: Int[Array, " C"]) -> tuple[Float[Array, "K C"], Float[Array, " C"]]:
         """``p`` at the nodes and its error, of each chain's site."""
         if self.error.shape[0] == 1:
@@ -82,7 +77,7 @@ class RateCurve(NamedTuple):
         return jnp.maximum(jnp.max(corners.reshape(parts, *values.shape), 1) + self.error, 0.0)
 
 
-def interpolant(values: Float[Array, "K C"], part: Float[Array, " C"]) -> Float[Array, " C"]:
+def interpolant(values: Float[Array, "K C"], part: Float[Array, " C"] | float) -> Float[Array, " C"]:
     """The polynomial at a share of the piece, in [0, 1], by Clenshaw's recurrence."""
     x = 2 * part - 1
     coefficients = jnp.asarray(to_coefficients(values.shape[0])) @ values
