@@ -27,6 +27,7 @@ pytestmark = pytest.mark.usefixtures("double")
 CHAINS, DIM, LONGEST = 60, 3, 3.0
 POINT = np.array([0.2, -0.4, 0.1])
 FRACTIONS = np.concatenate([[0.0], 10.0 ** np.arange(-16, -2, 2), np.linspace(0.02, 1.0, 20)])
+PARTS = 24
 FAST = {"xla_backend_optimization_level": 0}
 
 
@@ -72,21 +73,17 @@ def line_above(potential, dynamics, a, v, h):
 
 @functools.partial(eqx.filter_jit, compiler_options=FAST)
 def _bounds(program, built, dynamics, a, v):
-    """The line above the rates and the rates on the cells of the built-in model; then both integrated bounds there."""
+    """Bounds of the program and its rates on the cells of the built-in model; then both integrated bounds there."""
     n, other = len(FRACTIONS), evaluate(dynamics, built, a, v, v)
     length = jnp.minimum(LONGEST, jnp.minimum(other.bound.reach, cell_length(other.bound)))
-
-    def chord(start, end, fractions):
-        return start[:, None] + (end - start)[:, None] * jnp.asarray(fractions)[:, None]
-
+    tops = jnp.moveaxis(TimePolynomial(jnp.ones(())).along(program, dynamics, a, v, length).ceilings(PARTS), 2, 1)
     there, speed = dynamics.flow.move(jnp.repeat(a, n, 0), jnp.repeat(v, n, 0), (length[:, None] * FRACTIONS).ravel())
     gradient = program.gradients(there)
     rates = speed * gradient if dynamics.flips else program.speeds(there, speed)
-    line = line_above(program, dynamics, a, v, length)
-    top = chord(*line, FRACTIONS)
+    top = jnp.moveaxis(tops[np.minimum(FRACTIONS * PARTS, PARTS - 1).astype(int)], 0, 1)
     bound, h = other.bound, length[:, None]
-    ends = bound.value, bound.value + bound.slope * h + 0.5 * bound.curve * h * h
-    loads = [jnp.sum(jnp.maximum(chord(*x, np.linspace(0.0, 1.0, 21)), 0.0)) for x in (line, ends)]
+    evenly = (jnp.arange(PARTS) + 0.5) / PARTS * (bound.slope * h + 0.5 * bound.curve * h * h)[..., None]
+    loads = [jnp.mean(tops), jnp.mean(jnp.maximum(bound.value[..., None] + evenly, 0.0))]
     return top, rates.reshape(top.shape), program.gradients(a), other.gradient, loads
 
 

@@ -186,6 +186,11 @@ class CandidateWalk(eqx.Module):
         squeeze = (zeros, zeros) if squeezed else (None, None)
         return cls(Walk.idle(dynamics, chains, dim), jnp.zeros(chains, bool), zeros, zeros, *squeeze, **others)
 
+    @property
+    def squeeze(self) -> tuple[Float[Array, " C"], Float[Array, " C"]] | None:
+        """The least and the most that the rate can be, where they are claimed."""
+        return None if self.least is None or self.most is None else (self.least, self.most)
+
     def restart(self: CW, new: Bool[Array, " C"], path: Path) -> CW:
         """Start again on the chains that have a new plan."""
         return dataclasses.replace(self, walk=self.walk.restart(new, path), waiting=self.waiting & ~new)
@@ -284,9 +289,8 @@ class Clock(eqx.Module, Generic[W]):
         a, v = path.state(self.dynamics, walk.segment, walk.offset)
         gradient, rates = exact_rates(self.dynamics, self.potential, a, v)
         rate = pick_mark(rates, walk.mark)
-        squeeze = None if state.least is None or state.most is None else (state.least, state.most)
         finite = jnp.isfinite(rate) & jnp.all(jnp.isfinite(gradient), -1)
-        accepted, fault = accept(state.threshold, rate, state.ceiling, finite, squeeze)
+        accepted, fault = accept(state.threshold, rate, state.ceiling, finite, state.squeeze)
         decided = walk.decided(path, accepted, fault, None if flips else unit(gradient))
         new = dataclasses.replace(state, walk=decided, waiting=jnp.zeros_like(accepted))
         return keep_done(~state.waiting, state, new)

@@ -56,24 +56,16 @@ from fedpdmc.potentials.dense_rates import cosine_and_sine
 from fedpdmc.potentials.linear_predictor import ROOM, ULPS
 
 
-class ThinnedWalk(eqx.Module):
+class ThinnedWalk(CandidateWalk):
     """A walk at an anchor (rates bounded from there on), at a candidate, or where the records are due.
 
     Attributes
     ----------
     anchored : (C,)
         Whether ``bound`` holds from ``(anchor_a, anchor_v)``, the present position.
-    candidate : (C,)
-        Whether the walk is at an undecided candidate of coordinate ``walk.mark``.
-    ceiling, threshold : (C,)
-        The bound at the candidate, and the level that the rate must exceed for it to be accepted.
     """
 
-    walk: Walk
     anchored: Bool[Array, " C"]
-    candidate: Bool[Array, " C"]
-    ceiling: Float[Array, " C"]
-    threshold: Float[Array, " C"]
     bound: RateBound
     anchor_a: Float[Array, "C d"]
     anchor_v: Float[Array, "C d"]
@@ -94,17 +86,17 @@ class ThinnedClock(Clock[ThinnedWalk]):
     dynamics: Dynamics
 
     def idle(self, chains):
-        no, zeros, wide = jnp.zeros(chains, bool), jnp.zeros(chains), jnp.zeros((chains, self.marks))
-        nowhere = jnp.full((chains, self.dim), jnp.nan)
-        walk, bound = Walk.idle(self.dynamics, chains, self.dim), RateBound(wide, wide, wide, zeros)
-        return ThinnedWalk(walk, no, no, zeros, zeros, bound, nowhere, nowhere)
+        wide, nowhere = jnp.zeros((chains, self.marks)), jnp.full((chains, self.dim), jnp.nan)
+        return ThinnedWalk.idle(
+            self.dynamics, chains, self.dim, squeezed=False, anchored=jnp.zeros(chains, bool),
+            bound=RateBound(wide, wide, wide, jnp.zeros(chains)), anchor_a=nowhere, anchor_v=nowhere,
+        )  # fmt: skip
 
     def restart(self, state, new, path):
         a, v = path.start[:, 0], path.velocity[:, 0]
         at_anchor = jnp.all((a == state.anchor_a) & (v == state.anchor_v), -1)
         anchored = jnp.where(new, at_anchor, state.anchored)
-        walk, candidate = state.walk.restart(new, path), state.candidate & ~new
-        return dataclasses.replace(state, walk=walk, anchored=anchored, candidate=candidate)
+        return dataclasses.replace(state.restart(new, path), anchored=anchored)
 
     def step(self, state, path, keys):
         state = draw(state, path, keys)
@@ -114,18 +106,19 @@ class ThinnedClock(Clock[ThinnedWalk]):
         """One pass: the rates at the present position, to accept or reject a candidate and to start a cell."""
         walk, flips = state.walk, self.dynamics.flips
         a, v = path.state(self.dynamics, walk.segment, walk.offset)
-        ahead = self.dynamics.jump(v, jnp.where(state.candidate, walk.mark, -1)) if flips else v
+        ahead = self.dynamics.jump(v, jnp.where(state.waiting, walk.mark, -1)) if flips else v
         gradient, rates, bound = evaluate(self.dynamics, self.potential, a, v, ahead)
         # A bound that is not a number has no candidates: the walk would go on as if the rate were zero.
         finite = jnp.all(jnp.isfinite(gradient), -1) & jnp.all(
             jnp.isfinite(bound.value + bound.slope + bound.curve), -1
         )
         rate = pick_mark(rates, walk.mark)
-        accepted, fault = accept(state.threshold, rate, state.ceiling, finite, candidate=state.candidate)
+        accepted, fault = accept(state.threshold, rate, state.ceiling, finite, candidate=state.waiting)
         decided = walk.decided(path, accepted, fault, None if flips else unit(gradient))
-        anchored = ~state.candidate if flips else ~accepted
-        none = jnp.zeros_like(accepted)
-        return ThinnedWalk(decided, anchored, none, state.ceiling, state.threshold, bound, a, ahead)
+        anchored = ~state.waiting if flips else ~accepted
+        return dataclasses.replace(
+            state, walk=decided, waiting=jnp.zeros_like(accepted), anchored=anchored, bound=bound, anchor_a=a, anchor_v=ahead
+        )
 
 
 def draw(state: ThinnedWalk, path: Path, keys) -> ThinnedWalk:
@@ -141,7 +134,7 @@ def draw(state: ThinnedWalk, path: Path, keys) -> ThinnedWalk:
     step = jnp.where(hit, wait, cell)
     segment, offset, over = advance(path, walk.segment, walk.offset, step, ~hit & (cell >= remaining))
     drawn = dataclasses.replace(
-        state, walk=walk.moved(path, segment, offset, over, mark), anchored=jnp.zeros_like(hit), candidate=hit,
+        state, walk=walk.moved(path, segment, offset, over, mark), anchored=jnp.zeros_like(hit), waiting=hit,
         ceiling=ceiling, threshold=u[-1] * ceiling,
     )  # fmt: skip
     return keep_done(walk.done | ~state.anchored, state, drawn)
