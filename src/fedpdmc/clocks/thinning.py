@@ -117,7 +117,13 @@ class ThinnedClock(Clock[ThinnedWalk]):
         decided = walk.decided(path, accepted, fault, None if flips else unit(gradient))
         anchored = ~state.waiting if flips else ~accepted
         return dataclasses.replace(
-            state, walk=decided, waiting=jnp.zeros_like(accepted), anchored=anchored, bound=bound, anchor_a=a, anchor_v=ahead
+            state,
+            walk=decided,
+            waiting=jnp.zeros_like(accepted),
+            anchored=anchored,
+            bound=bound,
+            anchor_a=a,
+            anchor_v=ahead,
         )
 
 
@@ -826,7 +832,9 @@ def first_candidate(curve: RateCurve, u: Float[Array, "n C"]) -> Found:
     return found._replace(time=jnp.where(active, time, found.time), cut=active)
 
 
-def at_candidate(path: Path, walk: Walk, found: Found, remaining: Float[Array, " C"], sure: bool = False) -> CandidateWalk:
+def at_candidate(
+    path: Path, walk: Walk, found: Found, remaining: Float[Array, " C"], sure: bool = False
+) -> CandidateWalk:
     """The walk at the end of a piece; where ``sure``, a candidate that the curve accepts needs no exact rate."""
     ends = ~found.hit & ~found.cut & (found.time >= remaining)
     segment, offset, over = advance(path, walk.segment, walk.offset, found.time, ends)
