@@ -71,11 +71,10 @@ def test_no_stack_of_matrices_is_given_to_lapack():
     program = Program(kernel, jnp.asarray(DATA), DIM, records=len(DATA))
     assert not stacked_calls(program.gradients, points)
     assert not stacked_calls(program.speeds, points, points)
-    assert not stacked_calls(lambda a: program.bound(False, True, a, a), points)
     for kind in ("zigzag", "boomerang"):
         dynamics = DYNAMICS[kind]
         envelope, _ = time_polynomial(program, dynamics)
-        assert not stacked_calls(lambda a: envelope.rates(program, dynamics, a, a, jnp.full(5, 0.1)), points)  # noqa: B023
+        assert not stacked_calls(lambda a: envelope.along(program, dynamics, a, a, jnp.full(5, 0.1)), points)  # noqa: B023
 
 
 RUN = """

@@ -1,5 +1,6 @@
 """Events on intervals: bounds hold, arrivals have the law of the rates, and errors are noticed."""
 
+import contextlib
 import dataclasses
 import functools
 
@@ -14,10 +15,11 @@ from tests.support import DYNAMICS
 
 from fedpdmc._jax.random_streams import chain_keys
 from fedpdmc.clocks import VIOLATED, IntervalClock, thinning
-from fedpdmc.clocks.envelopes import MOST_ADDED
-from fedpdmc.clocks.thinning import HIGH_ORDER, ORDER, SHORT, TimePolynomial, time_polynomial
+from fedpdmc.clocks.thinning import CELLS, HIGH_ORDER, MOST_ADDED, ORDER, SHORT, TimePolynomial, time_polynomial
+from fedpdmc.errors import NoEnclosure
 from fedpdmc.plan import Plan
-from fedpdmc.potentials import Program
+from fedpdmc.potentials import PriorShare, Program, Quadratic, Sum
+from fedpdmc.potentials.chebyshev import interpolant
 
 pytestmark = pytest.mark.usefixtures("double")
 
@@ -66,10 +68,7 @@ def clock(name, kind) -> IntervalClock:
     function, data, dim = MODELS[name]
     dynamics = DYNAMICS[kind]
     program = Program(function, jnp.asarray(data), dim, records=len(data))
-    made = time_polynomial(program, dynamics)
-    assert made is not None
-    envelope, program = made
-    return IntervalClock(program, dynamics, envelope)
+    return IntervalClock(program, dynamics, time_polynomial(program, dynamics)[0])
 
 
 def velocities(rng, kind, shape):
@@ -93,15 +92,15 @@ def test_rates_lie_within_their_error_and_below_their_bounds(name, kind):
     @jax.jit
     def found(share):
         usual = made.envelope.usual
-        rates, doubt = made.envelope.rates(program, dynamics, a, v, jnp.broadcast_to(usual, a.shape[:1]))
+        curve = made.envelope.along(program, dynamics, a, v, jnp.broadcast_to(usual, a.shape[:1]))
         s = share * usual
         at, velocity = dynamics.flow.move(a, v, jnp.broadcast_to(s, a.shape[:1]))
         own = velocity * program.gradients(at) if dynamics.flips else program.speeds(at, velocity)
-        middle = sum(part * (2 * share - 1) ** k for k, part in enumerate(rates.parts))
-        known = jnp.isfinite(doubt)
-        off = jnp.max(jnp.abs(own.T - middle) - rates.error, 0)
-        over = jnp.max(own.T - rates.value - rates.slope * s, 0)
-        return known, off, over, jnp.mean(doubt <= MOST_ADDED)
+        middle = jax.vmap(lambda values: interpolant(values, jnp.full(a.shape[0], share)))(curve.values)
+        doubt, top = curve.candidates_of_error, curve.ceilings(CELLS)[jnp.minimum(share * CELLS, CELLS - 1).astype(int)]
+        off = jnp.max(jnp.abs(own.T - middle) - curve.error, 0)
+        over = jnp.max(own.T - top, 0)
+        return jnp.isfinite(doubt), off, over, jnp.mean(doubt <= MOST_ADDED)
 
     for share in (0.0, 0.03, 0.4, 0.9, 1.0):
         known, off, over, good = (np.asarray(x) for x in found(share))
@@ -137,8 +136,9 @@ def law(made, route, one):
     level = -np.expm1(-np.interp(one[0][rang], grid, load)) / total
     chances = (steps * np.exp(-0.5 * (load[1:] + load[:-1]))[:, None]).sum(0)
     counts = np.bincount(one[1][rang], minlength=len(chances)) if dynamics.flips else np.array([rang.sum()])
-    counts, chances = np.append(counts, CHAINS - rang.sum()), np.append(chances, np.exp(-load[-1]))
-    table = stats.chisquare(counts[chances > 0], CHAINS * chances[chances > 0] / chances.sum())
+    count = len(rang)
+    counts, chances = np.append(counts, count - rang.sum()), np.append(chances, np.exp(-load[-1]))
+    table = stats.chisquare(counts[chances > 0], count * chances[chances > 0] / chances.sum())
     assert not counts[chances == 0].any()
     return min(stats.kstest(level, "uniform").pvalue, table.pvalue)
 
@@ -195,11 +195,9 @@ class Wrong(TimePolynomial):
     by: float = eqx.field(static=True, default=0.0)
     share: float = eqx.field(static=True, default=1.0)
 
-    def rates(self, potential, dynamics, a, v, h):
-        rates, doubt = super().rates(potential, dynamics, a, v, h)
-        parts = (rates.parts[0] + self.by, *rates.parts[1:])
-        moved = dataclasses.replace(rates, parts=parts, error=self.share * rates.error, value=rates.value + self.by)
-        return moved, doubt
+    def along(self, potential, dynamics, a, v, h):
+        curve = super().along(potential, dynamics, a, v, h)
+        return curve._replace(values=curve.values + self.by, error=self.share * curve.error)
 
 
 def wrong(made, by, share):
@@ -217,10 +215,27 @@ def test_polynomials_beyond_their_error_are_caught_by_the_program():
     assert np.any(np.asarray(walk.fault) == VIOLATED)
 
 
-@pytest.mark.parametrize(("inner", "followed"), [(jnp.cosh, True), (jnp.sort, False)])
-def test_a_loop_is_followed_unless_a_primitive_has_no_rule(inner, followed):
+@pytest.mark.parametrize(("inner", "refused"), [(jnp.cosh, None), (jnp.sort, "sort")])
+def test_a_loop_is_followed_unless_a_primitive_has_no_rule(inner, refused):
     def looped(x, data):
         return jax.lax.fori_loop(0, 3, lambda i, c: c + data[i] * jnp.sum(inner(x) ** 2), 0.0)
 
     program = Program(looped, jnp.ones(3), 2, records=3)
-    assert (time_polynomial(program, DYNAMICS["zigzag"]) is not None) == followed
+    with contextlib.nullcontext() if refused is None else pytest.raises(NoEnclosure, match=refused):
+        time_polynomial(program, DYNAMICS["zigzag"])
+
+
+@pytest.mark.parametrize("kind", ["zigzag", pytest.param("boomerang", marks=pytest.mark.long)])
+def test_arrivals_with_a_share_of_the_prior_have_the_law_of_both(kind):
+    made, route = clock("funnel", kind), plan([0.9, 0.8, -0.3, 1.2], kind)
+    both = Sum((made.potential, PriorShare(Quadratic(2.0 * jnp.eye(4), jnp.ones(4)))))
+
+    def walking(shares):
+        return dataclasses.replace(made, potential=both.with_share(shares))
+
+    # Every other chain has a larger share.
+    one = heard(walking(jnp.where(jnp.arange(CHAINS) % 2, 0.9, 0.2)), route, 4)
+    for place, share in enumerate((0.2, 0.9)):
+        own = [part[place::2] for part in one]
+        assert law(walking(jnp.full(20001, share)), route, own) > 1e-3
+        assert law(walking(jnp.full(20001, 1.1 - share)), route, own) < 1e-3

@@ -1,20 +1,23 @@
 """NaN in a branch that is not taken, zero distances, 0/0 and 0 log 0: never under a finite bound, and named."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.scipy.special import xlogy
+from tests.support import predictor
 
 import fedpdmc as fp
 from fedpdmc._jax.by_numpy import by_numpy
 from fedpdmc._jax.random_streams import chain_keys
-from fedpdmc.clocks import NOT_FINITE, answer
-from fedpdmc.clocks.thinning import ThinnedClock
+from fedpdmc.clocks import FINE, NOT_FINITE, answer
+from fedpdmc.clocks.thinning import IntervalClock, ThinnedClock, TimePolynomial
 from fedpdmc.enclosures import TimeInterval, enclose, not_finite_along, not_finite_at
 from fedpdmc.errors import Discontinuous, InputError, NotFinite
 from fedpdmc.plan import Plan
-from fedpdmc.potentials import Program
+from fedpdmc.potentials import LinearPredictor, Program
 from fedpdmc.potentials.jax_function import curved_path
 
 COUNT = np.array([1.0, 0.0, 2.0])
@@ -61,11 +64,11 @@ def bounds(program, flips):
     """The largest numbers of the bounds on a short interval through the start, as lines and as polynomials."""
     a, v = START - np.array([0.005, 0.0]), np.ones(2)
     for order in (1, 2):
-        parts, error = by_numpy(
+        curve = by_numpy(
             lambda a, v, h, order=order: program.curves(False, flips, a, v, h, order),
             a[:, None], v[:, None], np.array([0.01]),
         )  # fmt: skip
-        yield parts[0] + error
+        yield curve.parts[0] + curve.error
 
 
 @pytest.mark.usefixtures("double")
@@ -126,8 +129,26 @@ def test_a_run_that_meets_such_a_place_stops_with_the_line():
 @pytest.mark.usefixtures("double")
 def test_a_bound_that_is_not_a_number_stops_a_walk_in_cells():
     """It has no candidates: without a fault the walk would pass over the cell."""
+
+    class NoBound(LinearPredictor):
+        def field(self, rotating, flips, a, v):
+            found = super().field(rotating, flips, a, v)
+            return found._replace(curve=jnp.nan * found.curve)
+
+    right = predictor("logistic", d=2)
+    wrong = NoBound(**{part.name: getattr(right, part.name) for part in dataclasses.fields(right)})
+    plan = Plan(jnp.zeros(1, int), jnp.asarray(START)[None], jnp.ones((1, 1)), jnp.ones((1, 1, 2)))
+    faults = {}
+    for potential in (right, wrong):
+        _, walk = jax.jit(answer)(ThinnedClock(potential, fp.ZigZag()), chain_keys(jax.random.key(0), 1), plan)
+        faults[type(potential)] = int(walk.fault[0])
+    assert faults == {LinearPredictor: FINE, NoBound: NOT_FINITE}
+
+
+@pytest.mark.usefixtures("double")
+def test_a_bound_that_is_not_a_number_stops_a_walk_on_intervals():
     program = whole(lambda x: jnp.sum(COUNT ** jnp.exp(x[0])))
-    clock = ThinnedClock(program, fp.ZigZag())
+    clock = IntervalClock(program, fp.ZigZag(), TimePolynomial(jnp.ones(())))
     plan = Plan(jnp.zeros(1, int), jnp.asarray(START)[None], jnp.ones((1, 1)), jnp.ones((1, 1, 2)))
     assert np.all(np.isfinite(program.gradient(jnp.asarray(START))))
     _, walk = jax.jit(answer)(clock, chain_keys(jax.random.key(0), 1), plan)

@@ -5,14 +5,15 @@ import pytest
 from tests.support import DYNAMICS
 
 from fedpdmc.clocks import ClockChoice
-from fedpdmc.clocks.thinning import ThinnedClock
+from fedpdmc.clocks.thinning import IntervalClock, TimePolynomial
 from fedpdmc.errors import InputError
 from fedpdmc.members.run_coordinates import _check_cost
 from fedpdmc.potentials import Program
 
 
 def choice(cost):
-    clock = ThinnedClock(Program(lambda x, data: jnp.sum(x**2), (), 2), DYNAMICS["zigzag"])
+    program = Program(lambda x, data: jnp.sum(x**2), (), 2)
+    clock = IntervalClock(program, DYNAMICS["zigzag"], TimePolynomial(jnp.ones(())))
     return ClockChoice(clock, "the lowest cost", {clock.name: cost})
 
 

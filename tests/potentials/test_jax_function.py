@@ -13,13 +13,13 @@ from tests.support import DYNAMICS, predictor, states
 import fedpdmc as fp
 from fedpdmc._jax.random_streams import chain_keys
 from fedpdmc.clocks import NOT_FINITE, answer
-from fedpdmc.clocks.envelopes import evaluate
-from fedpdmc.clocks.thinning import cell_length
+from fedpdmc.clocks.envelopes import cell_length, evaluate, exact_rates, signed_rates
+from fedpdmc.clocks.thinning import MOST_ADDED, TimePolynomial
+from fedpdmc.enclosures import Curve, TimeInterval
 from fedpdmc.enclosures.special_functions import FUNCTIONS
 from fedpdmc.members.run_coordinates import Opening, open_site
 from fedpdmc.plan import Plan
 from fedpdmc.potentials import PriorShare, Program, Sum, local_quadratic
-from fedpdmc.potentials.jax_function import _bounded
 from fedpdmc.whitening import Reference
 
 pytestmark = pytest.mark.usefixtures("double")
@@ -27,6 +27,7 @@ pytestmark = pytest.mark.usefixtures("double")
 CHAINS, DIM, LONGEST = 60, 3, 3.0
 POINT = np.array([0.2, -0.4, 0.1])
 FRACTIONS = np.concatenate([[0.0], 10.0 ** np.arange(-16, -2, 2), np.linspace(0.02, 1.0, 20)])
+PARTS = 24
 FAST = {"xla_backend_optimization_level": 0}
 
 
@@ -62,29 +63,28 @@ def pair(name):
     return Program({"logistic": logistic, "poisson": poisson, "student_t": student_t}[name], data, DIM), built
 
 
+def line_above(potential, dynamics, a, v, h):
+    """A line above the rates on cells of these lengths, from polynomials of degree one: its values at both ends."""
+    curve = potential.curves(dynamics.flow.rotating, dynamics.flips, a.T, v.T, h, 1)
+    curve = TimeInterval(1).full(curve, Curve((), jnp.zeros_like(h)))
+    middle, lean, error = (x.T for x in (*curve.parts, curve.error))
+    return middle - lean + error, middle + lean + error
+
+
 @functools.partial(eqx.filter_jit, compiler_options=FAST)
 def _bounds(program, built, dynamics, a, v):
-    """Chord and rates of the program on its cells; then both integrated bounds on the cells of the built-in model."""
-    program, n = program.paced(dynamics.flow.rotating, dynamics.flips), len(FRACTIONS)
-    own, other = (evaluate(dynamics, potential, a, v, v) for potential in (program, built))
-
-    def cell(bound):
-        return jnp.minimum(LONGEST, jnp.minimum(bound.reach, cell_length(bound)))
-
-    def chord(bound, length, fractions):
-        slope = bound.slope + 0.5 * bound.curve * length[:, None]
-        return bound.value[:, None] + slope[:, None] * (length[:, None] * fractions)[..., None]
-
-    s = cell(own.bound)[:, None] * FRACTIONS
-    there, speed = dynamics.flow.move(jnp.repeat(a, n, 0), jnp.repeat(v, n, 0), s.ravel())
+    """Bounds of the program and its rates on the cells of the built-in model; then both integrated bounds there."""
+    n, other = len(FRACTIONS), evaluate(dynamics, built, a, v, v)
+    length = jnp.minimum(LONGEST, jnp.minimum(other.bound.reach, cell_length(other.bound)))
+    tops = jnp.moveaxis(TimePolynomial(jnp.ones(())).along(program, dynamics, a, v, length).ceilings(PARTS), 2, 1)
+    there, speed = dynamics.flow.move(jnp.repeat(a, n, 0), jnp.repeat(v, n, 0), (length[:, None] * FRACTIONS).ravel())
     gradient = program.gradients(there)
     rates = speed * gradient if dynamics.flips else program.speeds(there, speed)
-    top = chord(own.bound, cell(own.bound), FRACTIONS)
-    both = cell(other.bound)
-    same, _ = _bounded(functools.partial(program.line, dynamics.flow.rotating, dynamics.flips), a, v, both)
-    evenly = jnp.linspace(0.0, 1.0, 21)
-    loads = [jnp.sum(jnp.maximum(chord(bound, both, evenly), 0.0)) for bound in (same, other.bound)]
-    return top, rates.reshape(top.shape), own.gradient, other.gradient, loads
+    top = jnp.moveaxis(tops[np.minimum(FRACTIONS * PARTS, PARTS - 1).astype(int)], 0, 1)
+    bound, h = other.bound, length[:, None]
+    evenly = (jnp.arange(PARTS) + 0.5) / PARTS * (bound.slope * h + 0.5 * bound.curve * h * h)[..., None]
+    loads = [jnp.mean(tops), jnp.mean(jnp.maximum(bound.value[..., None] + evenly, 0.0))]
+    return top, rates.reshape(top.shape), program.gradients(a), other.gradient, loads
 
 
 PAIRS = [("logistic", "zigzag"), ("student_t", "bouncy")]
@@ -131,32 +131,34 @@ def test_a_bound_from_a_rule_that_is_too_narrow_is_broken(monkeypatch):
     monkeypatch.setitem(FUNCTIONS, "exp", wrong)
     (program, _), dynamics = pair("poisson"), DYNAMICS["zigzag"]
     a, v = states(0, CHAINS, DIM, dynamics)
-    bound = jax.jit(lambda a, v: program.bound(False, True, a, v), compiler_options=FAST)(a, v)
-    end = jnp.minimum(bound.reach, cell_length(bound))[:, None]
-    rates = v * program.gradients(a + v * end)
-    assert np.any(rates > bound.value + bound.slope * end + 0.5 * bound.curve * end**2)
+    h = jnp.full(CHAINS, 0.3)
+    _, end = jax.jit(lambda a, v: line_above(program, dynamics, a, v, h), compiler_options=FAST)(a, v)
+    assert np.any(v * program.gradients(a + v * h[:, None]) > end)
 
 
-def test_the_cell_depends_on_the_anchor_alone():
-    (program, _), dynamics = pair("poisson"), DYNAMICS["zigzag"]
-    a, v = states(0, 4, DIM, dynamics)
-    bound = jax.jit(lambda a, v: program.bound(False, True, a, v), compiler_options=FAST)
-    together, turned = bound(a, v), bound(a[::-1], v[::-1])
-    np.testing.assert_array_equal(together.reach, turned.reach[::-1])
+@pytest.mark.parametrize("kind", ["zigzag", pytest.param("boomerang", marks=pytest.mark.long)])
+def test_a_share_of_the_prior_adds_its_curve(kind):
+    (program, built), dynamics = pair("logistic"), DYNAMICS[kind]
+    prior, (a, v) = local_quadratic(built, jnp.asarray(POINT), 2), states(0, CHAINS, DIM, dynamics)
+    share, h = jnp.linspace(0.0, 1.0, CHAINS), jnp.full(CHAINS, 0.2)
+    part = Sum((program, PriorShare(prior))).with_share(share)
 
+    @functools.partial(jax.jit, compiler_options=FAST)
+    def found(a, v):
+        ends = line_above(part, dynamics, a, v, h)
+        places = [(a, v), dynamics.flow.move(a, v, h)]
+        return (
+            ends,
+            [exact_rates(dynamics, part, *place)[1] for place in places],
+            exact_rates(dynamics, program, a, v)[1],
+        )
 
-@pytest.mark.long
-def test_sums_and_shares_of_the_prior_add_their_bounds():
-    (program, built), dynamics = pair("logistic"), DYNAMICS["boomerang"]
-    prior, (a, v) = local_quadratic(built, jnp.asarray(POINT), 2), states(0, CHAINS, DIM)
-    share = jnp.linspace(0.0, 1.0, CHAINS)
-    evaluated = functools.partial(eqx.filter_jit(evaluate, compiler_options=FAST), dynamics)
-    alone, whole = evaluated(program, a, v, v), evaluated(Sum((program, prior)), a, v, v)
-    part = evaluated(Sum((program, PriorShare(prior, share))), a, v, v)
-    extra = jnp.sum(v * (a @ prior.precision + prior.linear), -1, keepdims=True)
-    np.testing.assert_allclose(whole.rates, alone.rates + extra, rtol=1e-9, atol=1e-9)
-    np.testing.assert_allclose(part.rates, alone.rates + share[:, None] * extra, rtol=1e-9, atol=1e-9)
-    assert np.all(whole.bound.value >= whole.rates) and np.all(part.bound.value >= part.rates)
+    ends, rates, alone = found(a, v)
+    extra = signed_rates(dynamics, share[:, None] * prior.gradients(a), v)
+    np.testing.assert_allclose(rates[0], alone + extra, rtol=1e-9, atol=1e-9)
+    for end, rate in zip(ends, rates, strict=True):
+        # With the polynomial of degree one it is close, and not without the share.
+        assert np.all(end >= rate) and np.mean(end - rate) < 0.2 * np.mean(np.abs(extra))
 
 
 def test_a_rate_that_is_not_finite_is_a_fault():
@@ -179,28 +181,37 @@ def test_a_cell_is_cut_where_a_longer_one_has_no_finite_bound():
     program = Program(schools, {"y": jnp.asarray([28.0, 8.0]), "s": jnp.asarray([15.0, 10.0])}, 2)
     a = jnp.stack([jnp.full(6, 5.0), jnp.asarray([-40.0, -20.0, -8.0, -2.0, 0.0, 4.0])], 1)
     for sign in (1.0, -1.0):
-        bound = program.bound(False, True, a, sign * jnp.ones_like(a))
-        assert np.all(np.isfinite(bound.curve)) and np.all(bound.reach > 0)
+        lengths = [1.0, 0.1, 1e-2, 1e-3]
+        finite = [
+            np.all(
+                np.isfinite(line_above(program, DYNAMICS["zigzag"], a, sign * jnp.ones_like(a), jnp.full(6, h))[1]), 1
+            )
+            for h in lengths
+        ]
+        assert np.all(finite[-1])
 
 
 @pytest.mark.long
 def test_whole_powers_written_as_floats_have_finite_bounds_at_negative_values():
     """``x**2.0`` is differentiated to ``x**(2.0 - 1.0)``, an exponent that is known only if constants are folded."""
     program = Program(lambda x, data: jnp.sum(jnp.log1p((data - x[0]) ** 2.0 / 4.0)), jnp.asarray([-3.0, 0.5]), 1)
-    bound = program.bound(False, True, jnp.asarray([[1.0], [-1.0]]), jnp.asarray([[1.0], [-1.0]]))
-    assert np.all(np.isfinite(bound.value + bound.slope + bound.curve))
+    a = jnp.asarray([[1.0], [-1.0]])
+    assert np.all(np.isfinite(line_above(program, DYNAMICS["zigzag"], a, a, jnp.full(2, 0.1))))
 
 
-def test_a_comparison_that_is_not_decided_makes_a_cell_short():
-    """Its cases have no curvature there, but a range that counts; the usual length is too long by far."""
+def test_a_comparison_that_is_not_decided_makes_an_interval_short():
+    """Its cases have no curvature there, but a range that counts."""
 
     def limited(x, data):
         return (x[0] < 1.0) * 50.0 * jnp.sum((x - 0.3) ** 2)
 
     a, v = jnp.zeros((3, 2)), jnp.asarray([[-1.0, 0.5], [1.0, 0.5], [1e-3, 1.0]])
-    program = Program(limited, jnp.zeros(1), 2, pace=jnp.asarray(1e4))
-    bound = jax.jit(lambda x, y: program.bound(False, False, x, y))(a, v)
-    # Before the comparison changes, and not much before.
-    assert np.all((bound.reach * v[:, 0])[1:] < 1.0) and np.all(bound.reach > 0.01)
-    paced = jax.jit(lambda: program.paced(False, False).pace)()
-    assert 0.01 < paced < 2
+    program, dynamics = Program(limited, jnp.zeros(1), 2), DYNAMICS["bouncy"]
+
+    @jax.jit
+    def added(h):
+        return TimePolynomial(jnp.ones(())).along(program, dynamics, a, v, jnp.full(3, h)).candidates_of_error
+
+    # Before the comparison changes, and not beyond.
+    np.testing.assert_array_equal(added(0.9) <= MOST_ADDED, [True, True, True])
+    np.testing.assert_array_equal(added(1.2) <= MOST_ADDED, [True, False, True])

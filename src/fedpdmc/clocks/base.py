@@ -141,21 +141,17 @@ class Walk(eqx.Module):
 
     def decided(self, path: Path, accepted, fault, normal=None, passes: int = 1) -> "Walk":
         """The walk after a decision about its candidate: done if the candidate is accepted or there is a fault."""
-        time = jnp.where(accepted, path.at(path.begin, self.segment) + self.offset, self.time)
+        time = jnp.where(accepted, time_of(path, self), self.time)
         normal = self.normal if normal is None else jnp.where(accepted[:, None], normal, self.normal)
         return dataclasses.replace(
-            self, done=accepted | (fault != FINE), rang=accepted, time=time, normal=normal, passes=self.passes + passes,
-            fault=fault,
+            self, done=self.done | accepted | (fault != FINE), rang=accepted, time=time, normal=normal,
+            passes=self.passes + passes, fault=fault,
         )  # fmt: skip
 
     def drawn(self, path: Path, step, ends, accepted, mark, broken, normal=None, passes: int = 1) -> "Walk":
         """The walk after a draw that is decided at once: at its candidate, or where it goes without one."""
-        segment, offset, over = advance(path, self.segment, self.offset, step, ends)
-        time = jnp.where(accepted, path.at(path.begin, self.segment) + offset, path.horizon)
-        return Walk(
-            segment, offset, self.draws + 1, accepted | over | broken, accepted, time, mark,
-            self.normal if normal is None else normal, self.passes + passes, jnp.where(broken, NOT_FINITE, self.fault),
-        )  # fmt: skip
+        moved = self.moved(path, *advance(path, self.segment, self.offset, step, ends), mark)
+        return moved.decided(path, accepted, jnp.where(broken, NOT_FINITE, FINE), normal, passes)
 
     def arrival(self, dynamics: Dynamics) -> Arrival:
         """The answer; where there was no event there is no mark either."""
@@ -189,6 +185,11 @@ class CandidateWalk(eqx.Module):
         zeros = jnp.zeros(chains)
         squeeze = (zeros, zeros) if squeezed else (None, None)
         return cls(Walk.idle(dynamics, chains, dim), jnp.zeros(chains, bool), zeros, zeros, *squeeze, **others)
+
+    @property
+    def squeeze(self) -> tuple[Float[Array, " C"], Float[Array, " C"]] | None:
+        """The least and the most that the rate can be, where they are claimed."""
+        return None if self.least is None or self.most is None else (self.least, self.most)
 
     def restart(self: CW, new: Bool[Array, " C"], path: Path) -> CW:
         """Start again on the chains that have a new plan."""
@@ -288,9 +289,8 @@ class Clock(eqx.Module, Generic[W]):
         a, v = path.state(self.dynamics, walk.segment, walk.offset)
         gradient, rates = exact_rates(self.dynamics, self.potential, a, v)
         rate = pick_mark(rates, walk.mark)
-        squeeze = None if state.least is None or state.most is None else (state.least, state.most)
         finite = jnp.isfinite(rate) & jnp.all(jnp.isfinite(gradient), -1)
-        accepted, fault = accept(state.threshold, rate, state.ceiling, finite, squeeze)
+        accepted, fault = accept(state.threshold, rate, state.ceiling, finite, state.squeeze)
         decided = walk.decided(path, accepted, fault, None if flips else unit(gradient))
         new = dataclasses.replace(state, walk=decided, waiting=jnp.zeros_like(accepted))
         return keep_done(~state.waiting, state, new)
@@ -425,7 +425,7 @@ def enough(which: Bool[Array, "k C"], moving: Bool[Array, " C"]) -> Bool[Array, 
     return which & full[:, None]
 
 
-def served(decide: Callable[[CW, Path], CW], state: CW, path: Path) -> CW:
+def served(decide: Callable[[CW, Any], CW], state: CW, path: Any) -> CW:
     """``decide`` on the waiting chains in batches, as long as there are enough of them."""
     chains = state.walk.done.shape[0]
     lanes = min(chains, max(LEAST_LANES, min(MOST_SERVED, chains // LEAST_LANES)))

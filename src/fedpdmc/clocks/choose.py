@@ -6,7 +6,6 @@ states of the reference, never on the state of a chain. Costs are rough estimate
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -28,7 +27,7 @@ from fedpdmc.clocks.dense import (
     pooled,
     prices,
 )
-from fedpdmc.clocks.envelopes import CELL_PRICE, PROGRAM_CELL_PRICE, cell_length, evaluate, reach_of, usual_states
+from fedpdmc.clocks.envelopes import CELL_PRICE, affine_load, cell_length, evaluate, reach_of, usual_states
 from fedpdmc.clocks.thinning import (
     IntervalClock,
     QuadraticPart,
@@ -47,13 +46,12 @@ from fedpdmc.potentials import (
     Sum,
     beside_taylor,
     cubic_remainder,
+    program_of,
     records_of,
 )
 
 # A clock that costs no more than this is chosen without computing the cost of the next, which takes seconds.
 CHEAP = 3.0
-# The same for a program's polynomials of time: cells, which come next, are seldom cheaper and take the longest to compile.
-CHEAP_PROGRAM = 1e4
 # The largest rounding error relative to a usual rate.
 NOISY = 1e-3
 # A dense clock is made for many chains. If their number is unknown its cost is that for few, which is higher by this factor.
@@ -102,8 +100,8 @@ def choose(
     site : str
         Whose potential it is, for errors.
     """
-    if isinstance(potential, Program):
-        return _cheapest(_of_program(potential, dynamics, site))
+    if (program := program_of(potential)) is not None:
+        return _of_program(program, potential, dynamics, site)
     potential = with_constants(potential, dynamics)
     if potential.affine(dynamics.flow.rotating):
         return ClockChoice(AffineClock(potential, dynamics), "rates are inverted in closed form", {})
@@ -169,50 +167,36 @@ def third_order(potential: Potential, center: Float[Array, " d"]) -> ThirdOrder 
     )  # fmt: skip
 
 
-def _of_program(program: Program, dynamics: Dynamics, site: str) -> Iterator[ClockOffer]:
-    """Clocks of a user's function: polynomials of time, and cells."""
-    found = time_polynomial(program, dynamics)
-    if found is not None:
-        curves, program = found
-        _check_noise(program, site)
-        clock = IntervalClock(program, dynamics, curves)
-        yield ClockOffer(clock, functools.partial(curves.cost, program, dynamics), CHEAP_PROGRAM)
-    program = _paced(program, dynamics)
-    _check_noise(program, site)
-    yield ClockOffer(ThinnedClock(program, dynamics), lambda: cost_of_cells(program, dynamics))
+def _of_program(program: Program, potential: Potential, dynamics: Dynamics, site: str) -> ClockChoice:
+    """The clock of a user's function, alone or with a share of the prior, which is easy to follow.
 
-
-def _check_noise(program: Program, site: str) -> None:
-    """Refuse a function whose rates have a rounding error that is not small relative to them where chains usually are.
-
+    A function is refused if its rates have a rounding error that is not small relative to them where chains usually are.
     Elsewhere the error is part of the bounds: it costs candidates, and bounds that are not finite are never used.
     """
-    if program.typical_noise is None or program.usual is None or np.isnan(program.typical_noise):
-        return
-    share = float(program.typical_noise) / max(1.0, float(program.usual))
-    if share > NOISY:
+    envelope, rounding = time_polynomial(program, dynamics)
+    if rounding > NOISY:
         raise InputError(
             f"sites ({site!r})",
-            f"a model whose event rates are lost in rounding: their error may be {share:.1g} of their size",
+            f"a model whose event rates are lost in rounding: their error may be {rounding:.1g} of their size",
             "Look for values in 32 bits, for large offsets that are added and subtracted again, and for differences such as "
             "(1 + u) - 1 or log(1 + u): write them with expm1, log1p and centred data.",
         )
+    clock = IntervalClock(potential, dynamics, envelope)
+    return ClockChoice(clock, "no other applies", {clock.name: envelope.cost(program, dynamics)})
 
 
 def cost_of_cells(potential: Potential, dynamics: Dynamics) -> float:
-    """Gradients per unit of process time if cells are bounded by passes over the records or calls of the program."""
-    terms = getattr(potential, "terms", (potential,))
-    price = PROGRAM_CELL_PRICE if any(isinstance(term, Program) for term in terms) else CELL_PRICE
+    """Gradients per unit of process time if cells are bounded by passes over the records."""
     whole = potential.with_share(jnp.ones(TRIALS))
     reach = float(_usual_reach(whole, dynamics, *usual_states(dynamics, potential.dim, TRIALS)))
-    return price / reach if reach > 0 else math.inf
+    return CELL_PRICE / reach if reach > 0 else math.inf
 
 
 @once
 def _usual_reach(potential: Potential, dynamics: Dynamics, a: Float[Array, "n d"], v: Float[Array, "n d"]):
     bound = evaluate(dynamics, potential, a, v, v).bound
     cell = jnp.minimum(bound.reach, cell_length(bound))
-    reach = reach_of(bound.value, bound.slope + 0.5 * bound.curve * cell[:, None], cell)
+    reach = reach_of(affine_load(bound.value, bound.slope + 0.5 * bound.curve * cell[:, None], cell), cell)
     return jnp.mean(jnp.where(jnp.isfinite(reach), reach, 0.0))
 
 
@@ -220,16 +204,9 @@ def with_constants(potential: Potential, dynamics: Dynamics) -> Potential:
     """The records with the constants that the dynamics need, computed once."""
     if isinstance(potential, Sum):
         return Sum(tuple(with_constants(term, dynamics) for term in potential.terms))
-    if isinstance(potential, Program):
-        return _paced(potential, dynamics)
     if not dynamics.flips or dynamics.flow.rotating:
         return potential
     return _with_cubic(potential) if isinstance(potential, LinearPredictor) else potential
-
-
-@once
-def _paced(potential: Program, dynamics: Dynamics) -> Program:
-    return potential.paced(dynamics.flow.rotating, dynamics.flips)
 
 
 @once

@@ -16,10 +16,10 @@ from jaxtyping import Array, Bool, Float
 from fedpdmc._jax.by_numpy import once
 from fedpdmc._jax.compilation import on_device
 from fedpdmc._jax.random_streams import exponentials, uniforms
-from fedpdmc.clocks.base import CandidateWalk, Clock, Path, accept, advance, keep_done, served, unit
+from fedpdmc.clocks.base import CandidateWalk, Clock, Path, accept, keep_done, served, unit
 from fedpdmc.clocks.closed_form import affine_clock
 from fedpdmc.clocks.envelopes import cell_length, evaluate, usual_states
-from fedpdmc.clocks.thinning import CANDIDATES, DRAWN, Found, SegmentClock, ThirdOrder, first_candidate
+from fedpdmc.clocks.thinning import CANDIDATES, DRAWN, Found, SegmentClock, ThirdOrder, at_candidate, first_candidate
 from fedpdmc.dynamics import QUARTER, Dynamics
 from fedpdmc.potentials import LinearPredictor, Logistic, Potential
 from fedpdmc.potentials.chebyshev import RateCurve
@@ -95,17 +95,13 @@ class DenseClock(Clock[CandidateWalk]):
             lambda: chosen(poor, second_order_candidate(self.dynamics, self.potential, a, v, remaining, u), found),
             lambda: found,
         )
-        ends = ~found.hit & ~found.cut & (found.time >= remaining)
-        segment, offset, over = advance(path, walk.segment, walk.offset, found.time, ends)
-        moved = walk.moved(path, segment, offset, over, jnp.zeros_like(walk.mark))
-        moved = dataclasses.replace(moved, passes=moved.passes + self.curves.passes)
-        waits = CandidateWalk(moved, found.hit & ~over, found.ceiling, found.threshold, found.least, found.most)
-        return keep_done(walk.done | state.waiting, state, waits)
+        walk = dataclasses.replace(walk, passes=walk.passes + self.curves.passes)
+        return keep_done(walk.done | state.waiting, state, at_candidate(path, walk, found, remaining))
 
 
 def is_poor(curve: RateCurve):
     """Where the errors add so many candidates that a bound from the records is better, or are not finite."""
-    return ~(jnp.sum(curve.error, 0) * curve.length <= MOST_ADDED)
+    return ~(curve.candidates_of_error <= MOST_ADDED)
 
 
 def decide(gradient: Float[Array, "C d"], v: Float[Array, "C d"], found: Found):

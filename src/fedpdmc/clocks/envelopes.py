@@ -15,17 +15,10 @@ from jaxtyping import Array, Float
 
 from fedpdmc._jax.compilation import on_device
 from fedpdmc.dynamics import Dynamics
-from fedpdmc.potentials import Potential, Program, RateBound, Sum, records_of
+from fedpdmc.potentials import Potential, RateBound, Sum, program_of, records_of
 from fedpdmc.potentials.base import ROTATION_REACH, Field
-from fedpdmc.potentials.chebyshev import bernstein_basis
 from fedpdmc.potentials.clipped_gradient_potential import ClippedRecords
 
-# An interval to which the error adds more candidates than this is of no use.
-MOST_ADDED = 0.5
-# Rough price of an interval with polynomials of time, in gradients of the program.
-INTERVAL_PRICE = 4.0
-# Rough price of a cell that is enclosed in series, in gradients of the program.
-PROGRAM_CELL_PRICE = 32.0
 # The price of a cell that is bounded by the records, in gradients of theirs: five products with the design for two.
 CELL_PRICE = 2.5
 # Operations of a draw, and those of a record apart from the products of its gradient.
@@ -43,26 +36,23 @@ def usual_states(dynamics: Dynamics, dim: int, count: int) -> tuple[Float[Array,
     return on_device(a), on_device(np.sign(v) if dynamics.unit_speed else v)
 
 
-def reach_of(
+def affine_load(
     value: Float[Array, "*C k"], slope: Float[Array, "*C k"], length: Float[Array, "*C"]
 ) -> Float[Array, "*C"]:
-    """How far a cell is walked on average: to its end, or to the first candidate of ``(value + slope s)_+``.
-
-    With Λ the integral of the bounds over the cell, nearly ``length (1 − e^{−Λ})/Λ``.
-    """
+    """The integral of ``(value + slope s)_+`` over a cell, of all marks."""
     h = length[..., None]
     start, end = jnp.maximum(value, 0.0), jnp.maximum(value + slope * h, 0.0)
     highest = jnp.maximum(jnp.maximum(start, end), 1e-300)
     part = jnp.where((start > 0) & (end > 0), start + end, highest**2 / jnp.maximum(jnp.abs(slope * h), 1e-300))
-    load = jnp.sum(0.5 * h * part, -1)
+    return jnp.sum(0.5 * h * part, -1)
+
+
+def reach_of(load: Float[Array, "*C"], length: Float[Array, "*C"]) -> Float[Array, "*C"]:
+    """How far a cell is walked on average, to its end or to the first candidate, if bounds have the integral Λ over it.
+
+    Nearly ``length (1 − e^{−Λ})/Λ``.
+    """
     return length * jnp.where(load > 1e-6, -jnp.expm1(-load) / jnp.maximum(load, 1e-6), 1.0)
-
-
-@functools.cache
-def bernstein(degree: int) -> tuple[np.ndarray, np.ndarray]:
-    """Nodes on [0, 1], and the matrix from values of a polynomial there to its Bernstein coefficients."""
-    nodes = 0.5 - 0.5 * np.cos(np.pi * np.arange(degree + 1) / degree)
-    return nodes, np.linalg.inv(bernstein_basis(nodes, degree))
 
 
 def cell_length(bound: RateBound) -> Float[Array, " C"]:
@@ -107,7 +97,7 @@ def exact_rates(
 ) -> tuple[Float[Array, "C d"], Float[Array, "C k"]]:
     """The gradient and the signed rates; a program's reflections forward through it, as its bounds have them."""
     gradient = potential.gradients(a)
-    if isinstance(potential, Program) and not dynamics.flips:
+    if program_of(potential) is not None and not dynamics.flips:
         return gradient, potential.speeds(a, v)
     return gradient, signed_rates(dynamics, gradient, v)
 
@@ -151,14 +141,12 @@ def certified(dynamics: Dynamics, field: Field, a: Float[Array, "C d"], v: Float
 def evaluate(dynamics: Dynamics, potential: Potential, a, v, ahead) -> Evaluation:
     """The rates at ``(a, v)``, and their certified bound from ``(a, ahead)`` on.
 
-    A program bounds its rates itself; the bounds of a sum add.
+    Clipped records bound their rates themselves; the bounds of a sum add.
     """
     rotating, flips = dynamics.flow.rotating, dynamics.flips
     if isinstance(potential, ClippedRecords):
         return Evaluation(*exact_rates(dynamics, potential, a, v), potential.bound(rotating, a, ahead))
-    if isinstance(potential, Program):
-        return Evaluation(*exact_rates(dynamics, potential, a, v), potential.bound(rotating, flips, a, ahead))
-    if isinstance(potential, Sum) and any(isinstance(term, (Program, ClippedRecords)) for term in potential.terms):
+    if isinstance(potential, Sum) and any(isinstance(term, ClippedRecords) for term in potential.terms):
         parts = [evaluate(dynamics, term, a, v, ahead) for term in potential.terms]
         return functools.reduce(_joined, parts)
     field = potential.field(rotating, flips, a, ahead)

@@ -39,9 +39,9 @@ from fedpdmc._jax.random_streams import ChainKeys, exponentials, normals, unifor
 from fedpdmc.clocks.base import (
     FINE,
     NOT_FINITE,
+    CandidateWalk,
     Clock,
     Path,
-    Walk,
     accept,
     advance,
     enough,
@@ -65,12 +65,11 @@ HISTORY, MOST_REMEMBERED = 4, 32
 SILENT_KEY, WAIT_KEY, FIRST_KEY = np.uint32(0x9E3779B9), np.uint32(0x6A09E667), np.uint32(0x7F4A7C15)
 
 
-class LatentWalk(eqx.Module):
+class LatentWalk(CandidateWalk):
     """A walk with private latents.
 
     Attributes
     ----------
-    walk : Walk
     settled : (C, k)
         The latents at the start of the plan. NaN before the first one.
     zeta : (C, k)
@@ -81,25 +80,20 @@ class LatentWalk(eqx.Module):
         Silent events of this plan so far.
     new : (C,)
         Whether the plan has not been started yet.
-    waiting, due : (C,)
-        Whether the walk is at a candidate that the exact rate has to decide, or at a silent event.
-    candidate : (C, 4)
-        The level that the rate must exceed, its bound, and the least and the most that the polynomial allows.
+    due : (C,)
+        Whether the walk is at a silent event.
     times : (C, h)
         Of the last silent events, newest first; negative where there was none.
     before : (C, h, k)
         The latents before each of them.
     """
 
-    walk: Walk
     settled: Float[Array, "C k"]
     zeta: Float[Array, "C k"]
     silent: Float[Array, " C"]
     count: Int[Array, " C"]
     new: Bool[Array, " C"]
-    waiting: Bool[Array, " C"]
     due: Bool[Array, " C"]
-    candidate: Float[Array, "C 4"]
     times: Float[Array, "C h"]
     before: Float[Array, "C h k"]
 
@@ -121,10 +115,6 @@ class LatentClock(Clock[LatentWalk]):
     silent_rate: float = eqx.field(default=SILENT, static=True)
 
     @property
-    def name(self) -> str:
-        return type(self).__name__
-
-    @property
     def domain(self) -> str:
         return "polynomials of time, bounded through complex times; private latents"
 
@@ -135,15 +125,15 @@ class LatentClock(Clock[LatentWalk]):
 
     def idle(self, chains):
         zeta = jnp.full((chains, self.potential.latents), jnp.nan)
-        walk = Walk.idle(self.dynamics, chains, self.dim)
-        zeros, no = jnp.zeros(chains), jnp.zeros(chains, bool)
-        times, before = jnp.zeros((chains, self.history)), jnp.zeros((chains, self.history, zeta.shape[1]))
-        return LatentWalk(
-            walk, zeta, zeta, zeros, jnp.zeros(chains, int), no, no, no, jnp.zeros((chains, 4)), times, before
+        no, times = jnp.zeros(chains, bool), jnp.zeros((chains, self.history))
+        return LatentWalk.idle(
+            self.dynamics, chains, self.dim, settled=zeta, zeta=zeta, silent=jnp.zeros(chains),
+            count=jnp.zeros(chains, int), new=no, due=no, times=times,
+            before=jnp.zeros((chains, self.history, zeta.shape[1])),
         )  # fmt: skip
 
     def restart(self, state, new, path):
-        return dataclasses.replace(state, walk=state.walk.restart(new, path), new=state.new | new)
+        return dataclasses.replace(state.restart(new, path), new=state.new | new)
 
     def _begun(self, state: LatentWalk, path: Path, keys: ChainKeys) -> LatentWalk:
         """On new plans: the settled latents, or standard normal ones before the first, and the first silent event."""
@@ -162,7 +152,6 @@ class LatentClock(Clock[LatentWalk]):
             times=jnp.where(new[:, None], -1.0, state.times),
             count=jnp.where(new, 0, state.count),
             new=jnp.zeros_like(new),
-            waiting=state.waiting & ~new,
             due=state.due & ~new,
         )
 
@@ -232,7 +221,7 @@ class LatentClock(Clock[LatentWalk]):
         """Bound the rate on a cell and go to the first candidate, to the silent event, or to the cell's end."""
         walk, moving = state.walk, _moving(state)
         a, v = path.state(self.dynamics, walk.segment, walk.offset)
-        now = path.at(path.begin, walk.segment) + walk.offset
+        now = time_of(path, walk)
         remaining = path.at(path.duration, walk.segment) - walk.offset
         before = jnp.maximum(state.silent - now, 0.0)
 
@@ -248,27 +237,23 @@ class LatentClock(Clock[LatentWalk]):
         room = jnp.minimum(remaining, before)
         rows = ((a, v, state.zeta, room), (path.number, walk.draws), keys)
         found = in_turns(search, moving, rows, 9)
-        since, hit, whole, length, finite = found[:, 4:].T
+        threshold, ceiling, least, most, since, hit, whole, length, finite = found.T
         hit, whole, finite = hit > 0, whole > 0, finite > 0
         ends = whole & (length >= remaining)
         segment, offset, over = advance(path, walk.segment, walk.offset, since, ends)
         moved = walk.moved(path, segment, offset, over, walk.mark, jnp.where(finite, FINE, NOT_FINITE))
         moved = dataclasses.replace(moved, passes=moved.passes + POINTS)
-        due = whole & (length >= before) & ~over
-        return dataclasses.replace(
-            state,
-            walk=keep_done(~moving, walk, moved),
-            waiting=state.waiting | moving & hit & ~over & finite,
-            due=state.due | moving & due,
-            candidate=jnp.where(moving[:, None], found[:, :4], state.candidate),
-        )
+        new = dataclasses.replace(
+            state, walk=moved, waiting=hit & ~over & finite, due=whole & (length >= before) & ~over,
+            ceiling=ceiling, threshold=threshold, least=least, most=most,
+        )  # fmt: skip
+        return keep_done(~moving, state, new)
 
     def _decided(self, state: LatentWalk, which: Bool[Array, " C"], path: Path, a, v) -> LatentWalk:
         walk, rows = state.walk, (a, state.zeta)
         gradient = in_turns(lambda rows: self.potential.gradients(*rows), which, rows, a.shape[1])
         rate = jnp.sum(gradient * v, -1)
-        threshold, ceiling, least, most = state.candidate.T
-        accepted, fault = accept(threshold, rate, ceiling, jnp.isfinite(rate), (least, most), which)
+        accepted, fault = accept(state.threshold, rate, state.ceiling, jnp.isfinite(rate), state.squeeze, which)
         decided = walk.decided(path, accepted, fault, unit(gradient))
         return dataclasses.replace(state, walk=keep_done(~which, walk, decided), waiting=state.waiting & ~which)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
@@ -27,6 +28,7 @@ from fedpdmc.clocks.base import (
     Walk,
     accept,
     advance,
+    holding,
     in_lanes,
     keep_done,
     pick,
@@ -37,11 +39,8 @@ from fedpdmc.clocks.base import (
 from fedpdmc.clocks.closed_form import affine_clocks, earliest
 from fedpdmc.clocks.envelopes import (
     DRAW_WORK,
-    INTERVAL_PRICE,
-    MOST_ADDED,
     RELATIVE_SLACK,
     RateBound,
-    bernstein,
     cell_length,
     evaluate,
     gradient_work,
@@ -50,31 +49,23 @@ from fedpdmc.clocks.envelopes import (
     usual_states,
 )
 from fedpdmc.dynamics import QUARTER, Dynamics
-from fedpdmc.errors import NoEnclosure
+from fedpdmc.enclosures import Curve, TimeInterval
 from fedpdmc.potentials import CubicRemainder, Potential, Program, Quadratic, records_of
 from fedpdmc.potentials.chebyshev import RateCurve, chebyshev_nodes, interpolant
 from fedpdmc.potentials.dense_rates import cosine_and_sine
 from fedpdmc.potentials.linear_predictor import ROOM, ULPS
 
 
-class ThinnedWalk(eqx.Module):
+class ThinnedWalk(CandidateWalk):
     """A walk at an anchor (rates bounded from there on), at a candidate, or where the records are due.
 
     Attributes
     ----------
     anchored : (C,)
         Whether ``bound`` holds from ``(anchor_a, anchor_v)``, the present position.
-    candidate : (C,)
-        Whether the walk is at an undecided candidate of coordinate ``walk.mark``.
-    ceiling, threshold : (C,)
-        The bound at the candidate, and the level that the rate must exceed for it to be accepted.
     """
 
-    walk: Walk
     anchored: Bool[Array, " C"]
-    candidate: Bool[Array, " C"]
-    ceiling: Float[Array, " C"]
-    threshold: Float[Array, " C"]
     bound: RateBound
     anchor_a: Float[Array, "C d"]
     anchor_v: Float[Array, "C d"]
@@ -95,24 +86,19 @@ class ThinnedClock(Clock[ThinnedWalk]):
     dynamics: Dynamics
 
     def idle(self, chains):
-        no, zeros, wide = jnp.zeros(chains, bool), jnp.zeros(chains), jnp.zeros((chains, self.marks))
-        nowhere = jnp.full((chains, self.dim), jnp.nan)
-        walk, bound = Walk.idle(self.dynamics, chains, self.dim), RateBound(wide, wide, wide, zeros)
-        return ThinnedWalk(walk, no, no, zeros, zeros, bound, nowhere, nowhere)
+        wide, nowhere = jnp.zeros((chains, self.marks)), jnp.full((chains, self.dim), jnp.nan)
+        return ThinnedWalk.idle(
+            self.dynamics, chains, self.dim, squeezed=False, anchored=jnp.zeros(chains, bool),
+            bound=RateBound(wide, wide, wide, jnp.zeros(chains)), anchor_a=nowhere, anchor_v=nowhere,
+        )  # fmt: skip
 
     def restart(self, state, new, path):
         a, v = path.start[:, 0], path.velocity[:, 0]
         at_anchor = jnp.all((a == state.anchor_a) & (v == state.anchor_v), -1)
         anchored = jnp.where(new, at_anchor, state.anchored)
-        walk, candidate = state.walk.restart(new, path), state.candidate & ~new
-        return dataclasses.replace(state, walk=walk, anchored=anchored, candidate=candidate)
+        return dataclasses.replace(state.restart(new, path), anchored=anchored)
 
     def step(self, state, path, keys):
-        """Draw, then pass over the records; bounding a program costs so much that its chains are batched."""
-        costly = any(isinstance(term, Program) for term in getattr(self.potential, "terms", (self.potential,)))
-        return in_lanes(self._advance, state, path, keys) if costly else self._advance(state, path, keys)
-
-    def _advance(self, state: ThinnedWalk, path: Path, keys) -> ThinnedWalk:
         state = draw(state, path, keys)
         return keep_done(state.walk.done | state.anchored, state, self._passed(state, path))
 
@@ -120,18 +106,25 @@ class ThinnedClock(Clock[ThinnedWalk]):
         """One pass: the rates at the present position, to accept or reject a candidate and to start a cell."""
         walk, flips = state.walk, self.dynamics.flips
         a, v = path.state(self.dynamics, walk.segment, walk.offset)
-        ahead = self.dynamics.jump(v, jnp.where(state.candidate, walk.mark, -1)) if flips else v
+        ahead = self.dynamics.jump(v, jnp.where(state.waiting, walk.mark, -1)) if flips else v
         gradient, rates, bound = evaluate(self.dynamics, self.potential, a, v, ahead)
         # A bound that is not a number has no candidates: the walk would go on as if the rate were zero.
         finite = jnp.all(jnp.isfinite(gradient), -1) & jnp.all(
             jnp.isfinite(bound.value + bound.slope + bound.curve), -1
         )
         rate = pick_mark(rates, walk.mark)
-        accepted, fault = accept(state.threshold, rate, state.ceiling, finite, candidate=state.candidate)
+        accepted, fault = accept(state.threshold, rate, state.ceiling, finite, candidate=state.waiting)
         decided = walk.decided(path, accepted, fault, None if flips else unit(gradient))
-        anchored = ~state.candidate if flips else ~accepted
-        none = jnp.zeros_like(accepted)
-        return ThinnedWalk(decided, anchored, none, state.ceiling, state.threshold, bound, a, ahead)
+        anchored = ~state.waiting if flips else ~accepted
+        return dataclasses.replace(
+            state,
+            walk=decided,
+            waiting=jnp.zeros_like(accepted),
+            anchored=anchored,
+            bound=bound,
+            anchor_a=a,
+            anchor_v=ahead,
+        )
 
 
 def draw(state: ThinnedWalk, path: Path, keys) -> ThinnedWalk:
@@ -147,7 +140,7 @@ def draw(state: ThinnedWalk, path: Path, keys) -> ThinnedWalk:
     step = jnp.where(hit, wait, cell)
     segment, offset, over = advance(path, walk.segment, walk.offset, step, ~hit & (cell >= remaining))
     drawn = dataclasses.replace(
-        state, walk=walk.moved(path, segment, offset, over, mark), anchored=jnp.zeros_like(hit), candidate=hit,
+        state, walk=walk.moved(path, segment, offset, over, mark), anchored=jnp.zeros_like(hit), waiting=hit,
         ceiling=ceiling, threshold=u[-1] * ceiling,
     )  # fmt: skip
     return keep_done(walk.done | ~state.anchored, state, drawn)
@@ -544,50 +537,14 @@ def _ceiling(signed: Float[Array, "C k"], terms: Float[Array, "C k"], beyond: Fl
 # that the error would add the first number. At a kink the error is the range of both sides, so it adds few on a short
 # interval. If no interval above a part of the usual length suffices, the rates are not finite.
 AIM, LEAST_CUT, MOST_CUT, SHORTEST = 0.1, 0.7, 0.1, 1e-12
-
-
-class IntervalRates(eqx.Module):
-    """The signed rates on an interval: polynomials of ``τ = 2s/length − 1``, their error, and affine bounds of them in s.
-
-    In columns, one for each chain.
-    """
-
-    parts: tuple[Float[Array, ...], ...]
-    error: Float[Array, ...]
-    value: Float[Array, ...]
-    slope: Float[Array, ...]
-    length: Float[Array, " C"]
-
-    def at(self, mark: Int[Array, " C"], s: Float[Array, " C"]) -> tuple[Float[Array, " C"], ...]:
-        """For each chain's mark at time s: the polynomial by Horner's rule, its error, and the bound."""
-
-        def of(rates):
-            return jnp.take_along_axis(rates, mark[None], 0)[0]
-
-        tau, parts = 2 * s / self.length - 1, [of(part) for part in self.parts]
-        rate = parts[-1]
-        for part in parts[-2::-1]:
-            rate = part + tau * rate
-        return rate, of(self.error), of(self.value) + of(self.slope) * s
+# An interval to which the error adds more candidates than this is cut.
+MOST_ADDED = 0.5
 
 
 class IntervalWalk(eqx.Module):
-    """A walk on intervals.
-
-    Attributes
-    ----------
-    candidate : CandidateWalk
-    rates : IntervalRates
-    known : (C,)
-        Whether ``rates`` hold at the present position, ``since`` after their start.
-    length : (C,)
-        The interval to try next.
-    """
+    """A walk on intervals, with the length of the interval to try next."""
 
     candidate: CandidateWalk
-    rates: IntervalRates
-    since: Float[Array, " C"]
-    known: Bool[Array, " C"]
     length: Float[Array, " C"]
 
     @property
@@ -597,82 +554,52 @@ class IntervalWalk(eqx.Module):
 
 
 class IntervalClock(Clock[IntervalWalk]):
-    """Rates that an envelope knows as ``p(s) ± e`` on intervals of the path.
+    """Rates of a program, alone or with a share of the prior, that an envelope knows as ``p(s) ± e`` on intervals.
 
     A candidate at s is accepted if its threshold is below ``p(s) − e``, rejected if above ``p(s) + e``, and decided by the
-    program in between. The events are those of thinning by the program alone under the same bounds. Unlike the bounds of
-    `ThinnedClock`, which are renewed at every evaluated candidate, those of an interval remain in use after candidates are
-    rejected on it. An interval with too large an error is cut.
+    program in between. The events are those of thinning by the program alone under the same bounds. An interval with too
+    large an error is cut.
     """
 
-    potential: Program
+    potential: Potential
     dynamics: Dynamics
     envelope: TimePolynomial
 
     def idle(self, chains):
-        no, zeros, wide = jnp.zeros(chains, bool), jnp.zeros(chains), jnp.zeros((self.marks, chains))
-        rates = IntervalRates((wide,) * (self.envelope.order + 1), wide, wide, wide, zeros)
-        return IntervalWalk(CandidateWalk.idle(self.dynamics, chains, self.dim), rates, zeros, no, zeros)
+        return IntervalWalk(CandidateWalk.idle(self.dynamics, chains, self.dim), jnp.zeros(chains))
 
     def restart(self, state, new, path):
-        length = jnp.where(new, self.envelope.usual, state.length)
-        candidate, known = state.candidate.restart(new, path), state.known & ~new
-        return dataclasses.replace(state, candidate=candidate, known=known, length=length)
+        return IntervalWalk(state.candidate.restart(new, path), jnp.where(new, self.envelope.usual, state.length))
 
     def step(self, state, path, keys):
-        """Bound the rates on an interval where they are not known, draw, and ask the program where enough chains wait."""
-        state = self._surveyed(state, path)
-        state = self._drawn(state, path, keys)
-        return dataclasses.replace(state, candidate=served(self.decide, state.candidate, path))
+        """One interval on every chain that does not wait; then the program where enough chains wait for it."""
+        state = self._walked(state, path, keys)
+        rows = path, self.potential.shares
+        return dataclasses.replace(state, candidate=served(self._decide_some, state.candidate, rows))
 
-    def _surveyed(self, state: IntervalWalk, path: Path) -> IntervalWalk:
-        """The rates where they are not known, or a shorter interval to try."""
+    def _decide_some(self, state: CandidateWalk, rows: tuple[Path, Float[Array, " C"] | None]) -> CandidateWalk:
+        """The exact rates on some chains, with their own shares of the prior."""
+        path, shares = rows
+        return holding(self, shares).decide(state, path)
+
+    def _walked(self, state: IntervalWalk, path: Path, keys) -> IntervalWalk:
+        """To a candidate or to the end of the interval; where its error is too large, a shorter one to try."""
         walk, usual = state.walk, self.envelope.usual
         a, v = path.state(self.dynamics, walk.segment, walk.offset)
-        rates, added = self.envelope.rates(self.potential, self.dynamics, a, v, state.length)
+        remaining = path.at(path.duration, walk.segment) - walk.offset
+        h = jnp.minimum(state.length, remaining)
+        curve = self.envelope.along(self.potential, self.dynamics, a, v, h)
+        found = first_candidate(curve, uniforms(keys, path.number, walk.draws, CANDIDATES * DRAWN))
+        moved = at_candidate(path, walk, found, remaining, self.dynamics.flips)
+        added = curve.candidates_of_error
         good = added <= MOST_ADDED
         cut = jnp.clip((AIM / added) ** (1 / (self.envelope.order + 2)), MOST_CUT, LEAST_CUT)
-        length = jnp.where(good, usual, state.length * jnp.where(jnp.isfinite(added), cut, MOST_CUT))
+        length = jnp.where(good, usual, h * jnp.where(jnp.isfinite(added), cut, MOST_CUT))
         lost = ~good & (length < SHORTEST * usual)
         stopped = dataclasses.replace(walk, done=lost, fault=jnp.where(lost, NOT_FINITE, FINE))
-        candidate = dataclasses.replace(state.candidate, walk=stopped)
-        new = IntervalWalk(candidate, rates, jnp.zeros_like(added), good, length)
-        return _kept(walk.done | state.known | state.candidate.waiting, state, new)
-
-    def _drawn(self, state: IntervalWalk, path: Path, keys) -> IntervalWalk:
-        """The first candidate of the bounds, decided if the polynomial can, or the end of the interval."""
-        walk, rates = state.walk, state.rates
-        remaining = path.at(path.duration, walk.segment) - walk.offset
-        room = jnp.minimum(remaining, rates.length - state.since)
-        value = rates.value + rates.slope * state.since
-        u = uniforms(keys, path.number, walk.draws, self.marks + 1)
-        wait, mark = earliest(affine_clocks(value, rates.slope, u[:-1], path.number))
-        hit = wait < room
-        step = jnp.where(hit, wait, room)
-        since = state.since + step
-        rate, error, ceiling = rates.at(mark, since)
-        threshold, least, most = u[-1] * ceiling, rate - error, rate + error
-        sure = threshold < least
-        undecided = hit & ~(threshold >= most) & ~sure
-        # A reflection needs the gradient of the program even if the candidate is surely accepted.
-        waiting = undecided if self.dynamics.flips else undecided | (hit & sure)
-        fault = jnp.where(hit & ~(least <= ceiling), VIOLATED, FINE)
-        segment, offset, over = advance(path, walk.segment, walk.offset, step, ~hit & (room >= remaining))
-        moved = walk.moved(path, segment, offset, over, mark, fault)
-        accepted = hit & sure & ~waiting
-        time = jnp.where(accepted, path.at(path.begin, walk.segment) + offset, moved.time)
-        moved = dataclasses.replace(moved, done=moved.done | accepted, rang=accepted, time=time)
-        candidate = CandidateWalk(moved, waiting & ~over, ceiling, threshold, least, most)
-        drawn = IntervalWalk(candidate, rates, since, hit, state.length)
-        return _kept(walk.done | ~state.known | state.candidate.waiting, state, drawn)
-
-
-def _kept(done: Bool[Array, " C"], old: IntervalWalk, new: IntervalWalk) -> IntervalWalk:
-    """`keep_done` with rates in columns."""
-    rates = old.rates
-    if new.rates is not rates:
-        rates = jax.tree.map(lambda before, after: jnp.where(done, before, after), rates, new.rates)
-    return dataclasses.replace(keep_done(done, dataclasses.replace(old, rates=new.rates), new), rates=rates)
+        still = dataclasses.replace(state.candidate, walk=stopped)
+        new = IntervalWalk(keep_done(~good, still, moved), length)
+        return keep_done(walk.done | state.candidate.waiting, state, new)
 
 
 # Polynomials of time ---------------------------------------------------------------------------------------------------
@@ -680,7 +607,9 @@ def _kept(done: Bool[Array, " C"], old: IntervalWalk, new: IntervalWalk) -> Inte
 
 # Points at which the envelope is tried out, the lengths that are tried, the first of them, and the order. With order three
 # softmax, eight schools and hierarchical logistic took 9 to 19 % more processor time to 1,000 effective samples.
-INTERVAL_TRIALS, LENGTHS, FIRST, ORDER = 32, 2.0 ** np.arange(2, -8, -0.5), 6, 2
+INTERVAL_TRIALS, LENGTHS, FIRST, ORDER = 32, 2.0 ** np.arange(2, -14, -0.5), 6, 2
+# Rough price of an interval, in gradients of the program.
+INTERVAL_PRICE = 4.0
 # Where the error allows no intervals longer than this, polynomials of a higher order are tried, and used if their intervals
 # are longer by the ratio of the prices. Recursions and factors of matrices are of this kind: with 12 places of a Gaussian
 # process intervals are 10 times as long and take 3.5 times the work, with 30 Euler steps 8 and 2 times.
@@ -692,9 +621,7 @@ SPREADS = (1.0, 2.0)
 class TimePolynomial(eqx.Module):
     """Any program that Taylor models can follow (`fedpdmc.enclosures.taylor_models`).
 
-    On an interval of length h the signed rate is ``p(s) ± e``. With Bernstein coefficients ``β_k`` of p, of degree m, it
-    lies below ``β_0 + c s + e`` for ``c = max_k (β_k − β_0) m/(k h)``, since a straight line has the coefficients
-    ``β_0 + c k h/m``.
+    On an interval of length h the signed rate is ``p(s) ± e``.
 
     Attributes
     ----------
@@ -709,29 +636,24 @@ class TimePolynomial(eqx.Module):
     usual: Float[Array, ""]
     order: int = eqx.field(static=True, default=ORDER)
 
-    def rates(
+    def along(
         self, potential: Any, dynamics: Dynamics, a: Float[Array, "C d"], v: Float[Array, "C d"], h: Float[Array, " C"]
-    ) -> tuple[IntervalRates, Float[Array, " C"]]:
-        """The rates from there on, and how many candidates the error adds; not finite where there is no bound."""
-        found = potential.curves(dynamics.flow.rotating, dynamics.flips, a.T, v.T, h, self.order)
+    ) -> RateCurve:
+        """The rates of all marks from there on; where there is no bound, errors are not finite."""
+        curve = potential.curves(dynamics.flow.rotating, dynamics.flips, a.T, v.T, h, self.order)
+        curve = TimeInterval(self.order).full(curve, Curve((), jnp.zeros_like(h)))
         # Many numbers of a walk depend on these few, and each would repeat all operations of the program.
-        parts, error = computed_first(found, number=h)
-        slack = RELATIVE_SLACK * sum(map(jnp.abs, parts))
-        error = error + slack
-        nodes, matrix = bernstein(self.order)
-        from_powers = matrix @ (2 * nodes[:, None] - 1) ** np.arange(self.order + 1)
-        start, *others = (sum(c * part for c, part in zip(row, parts, strict=True)) for row in from_powers)
-        rises = [(beta - start) * (self.order / k) for k, beta in enumerate(others, 1)]
-        rise = functools.reduce(jnp.maximum, rises) + slack
-        rates = IntervalRates(parts, error, start + error, rise / h, h)
-        return rates, jnp.sum(error + 0.0 * (rates.value + rates.slope), 0) * h
+        parts, error = computed_first((curve.parts, curve.error), number=h)
+        nodes = jnp.asarray(chebyshev_nodes(self.order + 1))[:, None]
+        values = jnp.zeros((error.shape[0], 1, h.shape[0]))
+        for part in parts[::-1]:
+            values = part[:, None] + nodes * values
+        error = error + RELATIVE_SLACK * sum(map(jnp.abs, parts)) + 0.0 * jnp.sum(values, 1)
+        return RateCurve(values, error, h)
 
     def cost(self, potential: Potential, dynamics: Dynamics) -> float:
         """Gradients per unit of process time, if the posterior is like the reference: the rates once for each interval."""
-        assert isinstance(potential, Program)
-        tried = _tried(
-            potential.without_rounding(), dynamics, *usual_states(dynamics, potential.dim, INTERVAL_TRIALS), self
-        )
+        tried = _tried(potential, dynamics, *usual_states(dynamics, potential.dim, INTERVAL_TRIALS), self)
         price = INTERVAL_PRICE * (PRICE_OF_ORDER if self.order > ORDER else 1.0)
         return price / max(float(np.mean(np.asarray(tried.reach))), 1e-300)
 
@@ -744,30 +666,36 @@ class Tried(NamedTuple):
     rate: Float[Array, " n"]
 
 
-def time_polynomial(program: Program, dynamics: Dynamics) -> tuple[TimePolynomial, Program] | None:
-    """The envelope with the order and the length of intervals of least cost, if Taylor models exist for the program.
+def time_polynomial(program: Program, dynamics: Dynamics) -> tuple[TimePolynomial, float]:
+    """The envelope with the order and the length of intervals of least cost, and the rounding of the program's rates.
 
-    The program is returned too, with the rounding of its rates: the error of an interval of length zero.
+    The rounding is the error of an interval of length zero, in units of the usual rate, or of one if that is less.
+
+    Raises
+    ------
+    NoEnclosure
+        At a primitive without a rule.
     """
-    points, bare = _trials(dynamics, program.dim), program.without_rounding()
+    points = _trials(dynamics, program.dim)
 
     def tried(length: float, order: int = ORDER) -> Tried:
-        return _tried(bare, dynamics, *points, TimePolynomial(on_device(length), order))
+        return _tried(program, dynamics, *points, TimePolynomial(on_device(length), order))
 
     def reach(length: float, order: int = ORDER) -> float:
         return float(np.mean(np.asarray(tried(length, order).reach)))
 
-    try:
-        still = tried(0.0)
-    except NoEnclosure:
-        return None
+    still = tried(0.0)
     error, rate = (np.asarray(x)[: INTERVAL_TRIALS // len(SPREADS)] for x in (still.error, still.rate))
     (length, far), order = _best_length(reach), ORDER
     if length < SHORT:
         longer, farther = _best_length(functools.partial(reach, order=HIGH_ORDER))
         if farther > PRICE_OF_ORDER * far:
             length, order = longer, HIGH_ORDER
-    return TimePolynomial(on_device(length), order), program.with_rounding(error, rate)
+    with warnings.catch_warnings():
+        # NumPy warns if all entries are NaN.
+        warnings.simplefilter("ignore", RuntimeWarning)
+        rounding = np.nanmedian(error) / max(1.0, np.nan_to_num(np.nanmedian(rate)))
+    return TimePolynomial(on_device(length), order), float(rounding)
 
 
 def _best_length(reach: Callable[[float], float]) -> tuple[float, float]:
@@ -805,9 +733,10 @@ def _tried(program: Potential, dynamics: Dynamics, a, v, envelope: TimePolynomia
     """Reach to the end of an interval or to the first candidate, zero if it must be cut; with its error and rate."""
     size = jnp.linalg.norm(v, axis=-1) * (1 + jnp.linalg.norm(a, axis=-1))
     h = jnp.broadcast_to(envelope.usual, a.shape[:1])
-    rates, added = envelope.rates(program, dynamics, a, v, h)
-    reach = jnp.where(added <= MOST_ADDED, reach_of(rates.value.T, rates.slope.T, h), 0.0)
-    return Tried(reach, jnp.max(rates.error, 0) / size, jnp.max(jnp.abs(rates.parts[0]), 0) / size)
+    curve = envelope.along(program, dynamics, a, v, h)
+    load = jnp.sum(curve.ceilings(CELLS), (0, 1)) * h / CELLS
+    reach = jnp.where(curve.candidates_of_error <= MOST_ADDED, reach_of(load, h), 0.0)
+    return Tried(reach, jnp.max(curve.error, 0) / size, jnp.max(jnp.abs(curve.values), (0, 1)) / size)
 
 
 # Superposed candidates -------------------------------------------------------------------------------------------------
@@ -903,6 +832,19 @@ def first_candidate(curve: RateCurve, u: Float[Array, "n C"]) -> Found:
     return found._replace(time=jnp.where(active, time, found.time), cut=active)
 
 
+def at_candidate(
+    path: Path, walk: Walk, found: Found, remaining: Float[Array, " C"], sure: bool = False
+) -> CandidateWalk:
+    """The walk at the end of a piece; where ``sure``, a candidate that the curve accepts needs no exact rate."""
+    ends = ~found.hit & ~found.cut & (found.time >= remaining)
+    segment, offset, over = advance(path, walk.segment, walk.offset, found.time, ends)
+    moved, hit = walk.moved(path, segment, offset, over, found.site), found.hit & ~over
+    if sure:
+        accepted = hit & (found.threshold < found.least)
+        moved, hit = moved.decided(path, accepted, moved.fault, passes=0), hit & ~accepted
+    return CandidateWalk(moved, hit, found.ceiling, found.threshold, found.least, found.most)
+
+
 # Bounds that are guessed ----------------------------------------------------------------------------------------------
 
 
@@ -958,7 +900,7 @@ class AdaptiveClock(Clock[AdaptiveWalk]):
         rate = jnp.take_along_axis(signed_rates(self.dynamics, gradient, velocity), mark[:, None], -1)[:, 0]
         broken = ~jnp.isfinite(jnp.sum(tops, (0, 2))) | ~jnp.isfinite(rate)
         accepted = hit & (u[2] * ceiling < rate) & ~broken
-        normal = None if self.dynamics.flips else jnp.where(accepted[:, None], unit(gradient), walk.normal)
+        normal = None if self.dynamics.flips else unit(gradient)
         step, ends = jnp.where(hit, wait, cell), ~hit & (cell >= remaining)
         moved = walk.drawn(path, step, ends, accepted, mark, broken, normal, PIECES + 2)
         new = AdaptiveWalk(moved, state.violations + (hit & (rate > ceiling)))

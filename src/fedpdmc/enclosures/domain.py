@@ -190,6 +190,10 @@ class Domain(eqx.Module):
         """A structural operation (it moves entries and may set them to zero) on every part of the forms."""
 
     @abc.abstractmethod
+    def smooth(self, function: Any, x: Form) -> Form:
+        """An entrywise function that is known by its range and its Taylor coefficients (`special_functions.Function`)."""
+
+    @abc.abstractmethod
     def spans(self, *forms: Form) -> list[Any]:
         """The ranges of values, as `Interval` that can be compared with each other."""
 

@@ -31,9 +31,9 @@ from fedpdmc.enclosures.domain import (
 )
 from fedpdmc.enclosures.special_functions import (
     FUNCTIONS,
+    Function,
     by_point,
     integer_power,
-    polygamma,
     product,
     real_power,
 )
@@ -54,6 +54,10 @@ class Box(Domain):
             return Truth(function(*(x.value for x in truths)), function(*(x.known for x in truths)))
         spans = [span(form) for form in forms]
         return Interval(function(*(x.lo for x in spans)), function(*(x.hi for x in spans)))
+
+    def smooth(self, function: Function, x: Form) -> Interval:
+        """Its range."""
+        return function.on(x)
 
     def spans(self, *forms: Form) -> list[Interval]:
         """The intervals themselves."""
@@ -140,9 +144,6 @@ def _centred(x: Interval) -> tuple[Any, Any, Any]:
 
 rule = Box.enter
 
-for _name in FUNCTIONS:
-    rule(_name)(lambda box, params, x, name=_name: FUNCTIONS[name].on(x))
-
 
 @rule("neg")
 def _neg(box: Box, params: Any, x: Interval) -> Interval:
@@ -171,12 +172,6 @@ def _mul(box: Box, params: Any, x: Form, y: Form) -> Form:
     return by_point(x, y).widened() if is_point(y) else product(x, y).widened()
 
 
-@rule("div")
-def _div(box: Box, params: Any, x: Form, y: Form) -> Form:
-    """Everything where ``y`` may be zero."""
-    return by_point(x, 1 / y).widened() if is_point(y) else _mul(box, params, x, FUNCTIONS["reciprocal"].on(y))
-
-
 @rule("integer_pow")
 def _integer_pow(box: Box, params: Any, x: Interval) -> Interval:
     return integer_power(params["y"]).on(x)
@@ -190,14 +185,6 @@ def _pow(box: Box, params: Any, x: Form, y: Form) -> Interval:
         return (real_power(y) if whole is None else integer_power(whole)).on(wide)
     logs = jnp.log(x) if is_point(x) else FUNCTIONS["log"].on(x)
     return FUNCTIONS["exp"].on(_mul(box, params, y, logs))
-
-
-@rule("polygamma")
-def _polygamma(box: Box, params: Any, n: Form, x: Interval) -> Interval:
-    order = whole_number(n)
-    if order is None or order < 0:
-        raise NotImplementedError("polygamma needs an order that is a constant of the program")
-    return (FUNCTIONS["digamma"] if order == 0 else polygamma(order)).on(x)
 
 
 @rule("sign")

@@ -351,14 +351,15 @@ def _rewritten_equation(equation, values) -> list[_Node]:
         x, y = (jnp.broadcast_to(part.value, jnp.shape(nodes[1].value)) for part in plain)
         results = [lax.lgamma(x) + (lax.lgamma(y) - lax.lgamma(x + y))]
     else:
-        results = _bound(equation, [node.value for node in nodes])
+        results = bind(equation, [node.value for node in nodes])
     return [_Node(result, name, tuple(nodes), equation) for result in results]
 
 
-def _bound(equation, values) -> list[Any]:
-    """An equation evaluated without change."""
+def bind(equation, values) -> list[Any]:
+    """An equation evaluated without change, as made on its own line."""
     from jax._src import source_info_util
 
+    # Before JAX 0.10 functions among the parameters came apart from them.
     params = equation.primitive.get_bind_params(equation.params)
     functions, params = params if isinstance(params, tuple) else ((), params)
     with source_info_util.user_context(equation.source_info.traceback):

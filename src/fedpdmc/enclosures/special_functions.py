@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fedpdmc.enclosures.domain import TINY, Interval, unit, whole_number
+from fedpdmc.enclosures.domain import TINY, Domain, Form, Interval, is_point, shared, unit, whole_number
 
 # Relative room for the rounding of a bound.
 ROOM = 1 + 1e-12
@@ -705,3 +705,23 @@ FUNCTIONS: dict[str, Function] = {
     "square": integer_power(2),
     "reciprocal": Function(power_range(-1), _reciprocal, 1),
 }
+
+
+# Rules of all domains -------------------------------------------------------------------------------------------------
+
+
+for _name in FUNCTIONS:
+    shared(_name)(lambda domain, params, x, name=_name: domain.smooth(FUNCTIONS[name], x))
+
+
+@shared("div")
+def _div(domain: Domain, params: Any, x: Form, y: Form) -> Form:
+    return domain.rule("mul", {}, x, 1 / y if is_point(y) else domain.smooth(FUNCTIONS["reciprocal"], y))
+
+
+@shared("polygamma")
+def _polygamma(domain: Domain, params: Any, n: Form, x: Form) -> Form:
+    order = whole_number(n)
+    if order is None or order < 0:
+        raise NotImplementedError("polygamma needs an order that is a constant of the program")
+    return domain.smooth(FUNCTIONS["digamma"] if order == 0 else polygamma(order), x)

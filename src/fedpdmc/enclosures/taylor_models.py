@@ -40,10 +40,9 @@ from fedpdmc.enclosures.domain import (
     is_zero,
     shape_of,
     unit,
-    whole_number,
 )
 from fedpdmc.enclosures.intervals import Box, numbers_of, refuse_fewer_bits, substitution, terms_of
-from fedpdmc.enclosures.special_functions import FUNCTIONS, ROOM, Local, integer_power, polygamma, real_power
+from fedpdmc.enclosures.special_functions import FUNCTIONS, ROOM, Function, Local, integer_power, real_power
 
 
 class TimeInterval(Domain):
@@ -95,6 +94,10 @@ class TimeInterval(Domain):
 
             return Truth(all_of([x.value for x in truths]), all_of([x.known for x in truths]))
         return fields(function, *forms)
+
+    def smooth(self, function: Function, x: Form) -> Curve:
+        """From its Taylor coefficients."""
+        return composed(self, function.local, x)
 
     def spans(self, *forms: Form) -> list[Interval]:
         """Ranges with the batch of intervals along the last axis."""
@@ -480,14 +483,6 @@ def _mul(interval: TimeInterval, params, x: Form, y: Form) -> Form:
     return multiplied(interval, shaped(x, shape), shaped(y, shape))
 
 
-def _div(interval: TimeInterval, params, x: Form, y: Form) -> Form:
-    return (
-        _scaled(x, 1 / y)
-        if is_point(y)
-        else _mul(interval, params, x, composed(interval, FUNCTIONS["reciprocal"].local, y))
-    )
-
-
 def _square(interval: TimeInterval, params, x: Curve) -> Curve:
     return multiplied(interval, x, x)
 
@@ -513,13 +508,6 @@ def _pow(interval: TimeInterval, params, x: Form, y: Form) -> Form:
         real_power(y if np.ndim(y) == 0 else wide(y)).local,
         shaped(x, np.broadcast_shapes(x.shape, jnp.shape(y))),
     )
-
-
-def _polygamma(interval: TimeInterval, params, n: Form, x: Form) -> Form:
-    order = whole_number(n)
-    if order is None or order < 0:
-        raise NotImplementedError("polygamma needs an order that is a constant of the program")
-    return composed(interval, polygamma(order).local, x)
 
 
 def _convert(interval: TimeInterval, params, x: Form) -> Form:
@@ -597,12 +585,9 @@ def _solve(interval: TimeInterval, params, a: Form, b: Form) -> Curve:
     return Curve(found.parts, found.error + _each(loss)(found.size))
 
 
-TimeInterval.rules.update(
-    {name: lambda interval, params, x, name=name: composed(interval, FUNCTIONS[name].local, x) for name in FUNCTIONS}
-)
 TimeInterval.rules.update({
-    "add": _add, "add_any": _add, "neg": _neg, "mul": _mul, "div": _div, "pow": _pow, "square": _square,
-    "integer_pow": _integer_pow, "polygamma": _polygamma, "convert_element_type": _convert,
+    "add": _add, "add_any": _add, "neg": _neg, "mul": _mul, "pow": _pow, "square": _square,
+    "integer_pow": _integer_pow, "convert_element_type": _convert,
     "dot_general": _dot, "reduce_sum": _reduce_sum, "cumsum": _cumsum, "triangular_solve": _solve,
     "gather": _gather, "pad": _pad, "scatter-add": _scatter_add, "scatter_add": _scatter_add,
 })  # fmt: skip

@@ -2,7 +2,7 @@
 
 from fedpdmc.potentials.base import Field, LatentPotential, Potential, RateBound, Sum
 from fedpdmc.potentials.bent_spread_prior import BentSpreadPrior, ScaleLaw, ScaleMixture
-from fedpdmc.potentials.jax_function import Program
+from fedpdmc.potentials.jax_function import Program, program_of
 from fedpdmc.potentials.latent_program import LatentProgram
 from fedpdmc.potentials.linear_predictor import (
     CubicRemainder,
@@ -21,5 +21,5 @@ __all__ = [
     "BentSpreadPrior", "ControlVariate", "CubicRemainder", "Field", "GaussianRecords", "LatentPotential",
     "LatentProgram", "LinearPredictor", "LinearUnknownScale", "Logistic", "Loss", "Poisson", "Potential", "Program",
     "PriorShare", "Quadratic", "RandomEffects", "RateBound", "ScaleLaw", "ScaleMixture", "StudentT", "Sum", "bare",
-    "beside_taylor", "cubic_remainder", "records_of", "local_quadratic",
+    "beside_taylor", "cubic_remainder", "local_quadratic", "program_of", "records_of",
 ]  # fmt: skip

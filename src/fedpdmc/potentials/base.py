@@ -16,9 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from fedpdmc.enclosures import TimeInterval
 from fedpdmc.whitening import Reference
 
 if TYPE_CHECKING:
+    from fedpdmc.enclosures import Curve
     from fedpdmc.potentials.chebyshev import RateCurve
     from fedpdmc.potentials.quadratic import Quadratic
 
@@ -87,6 +89,22 @@ class Potential(eqx.Module):
         """Gradient and certified enclosure of its change from ``(a, v)`` along a linear or a rotating path."""
         raise self._refusal("bounds from its derivatives alone")
 
+    def curves(
+        self,
+        rotating: bool,
+        flips: bool,
+        a: Float[Array, "d C"],
+        v: Float[Array, "d C"],
+        h: Float[Array, " C"],
+        order: int,
+    ) -> Curve:
+        """The signed rates on intervals of these lengths as polynomials of time with a proved error, by columns."""
+        raise self._refusal("polynomials of its rates")
+
+    def speeds(self, a: Float[Array, "C d"], v: Float[Array, "C d"]) -> Float[Array, "C 1"]:
+        """``v·∇U`` on every chain."""
+        return jnp.sum(v * self.gradients(a), -1, keepdims=True)
+
     def _refusal(self, what: str) -> TypeError:
         return TypeError(f"{type(self).__name__} has no {what}: it walks with a clock of its own")
 
@@ -123,6 +141,11 @@ class Potential(eqx.Module):
     def with_share(self, share: Float[Array, " C"]) -> Potential:
         """The same with these parts of a redistributed prior, one for each chain; itself where it holds none."""
         return self
+
+    @property
+    def shares(self) -> Float[Array, " C"] | None:
+        """The parts of a redistributed prior that it holds, one for each chain."""
+        return None
 
     def affine(self, rotating: bool) -> bool:
         """Whether ``field`` is exact for all times (``curve`` zero, ``reach`` infinite)."""
@@ -163,9 +186,21 @@ class Sum(Potential):
     def with_share(self, share):
         return Sum(tuple(term.with_share(share) for term in self.terms))
 
+    @property
+    def shares(self):
+        return next((term.shares for term in self.terms if term.shares is not None), None)
+
     def field(self, rotating, flips, a, v):
         """Sum of the terms' fields: gradients and the bounds of their change add."""
         return self._total(lambda term: term.field(rotating, flips, a, v))
+
+    def curves(self, rotating, flips, a, v, h, order):
+        """Their sum."""
+        parts = [term.curves(rotating, flips, a, v, h, order) for term in self.terms]
+        return functools.reduce(functools.partial(TimeInterval(order).rule, "add", {}), parts)
+
+    def speeds(self, a, v):
+        return self._total(lambda term: term.speeds(a, v))
 
     def affine(self, rotating):
         return all(term.affine(rotating) for term in self.terms)

@@ -57,17 +57,17 @@ class RateCurve(NamedTuple):
     error: Float[Array, "*M C"]
     length: Float[Array, " C"]
 
-    def at(self, s: Float[Array, " C"]) -> Float[Array, " C"]:
-        """``p`` of one site; where the piece has no length, in its middle."""
-        known = self.length > 0
-        return interpolant(self.values, jnp.where(known, s / jnp.where(known, self.length, 1.0), 0.5))
-
     def of(self, site: Int[Array, " C"]) -> tuple[Float[Array, "K C"], Float[Array, " C"]]:
         """``p`` at the nodes and its error, of each chain's site."""
         if self.error.shape[0] == 1:
             return self.values[0], self.error[0]
         error = jnp.take_along_axis(self.error, site[None], 0)[0]
         return jnp.take_along_axis(self.values, site[None, None], 0)[0], error
+
+    @property
+    def candidates_of_error(self) -> Float[Array, " C"]:
+        """How many candidates the errors add on the piece."""
+        return jnp.sum(self.error, 0) * self.length
 
     def ceilings(self, parts: int) -> Float[Array, "J *M C"]:
         """Upper bounds of the rates on equal parts of the piece: the largest Bernstein coefficient plus the error, or 0."""
@@ -77,7 +77,7 @@ class RateCurve(NamedTuple):
         return jnp.maximum(jnp.max(corners.reshape(parts, *values.shape), 1) + self.error, 0.0)
 
 
-def interpolant(values: Float[Array, "K C"], part: Float[Array, " C"]) -> Float[Array, " C"]:
+def interpolant(values: Float[Array, "K C"], part: Float[Array, " C"] | float) -> Float[Array, " C"]:
     """The polynomial at a share of the piece, in [0, 1], by Clenshaw's recurrence."""
     x = 2 * part - 1
     coefficients = jnp.asarray(to_coefficients(values.shape[0])) @ values

@@ -26,10 +26,10 @@ from jaxtyping import Array, Float
 
 from fedpdmc._jax.compilation import calls_library, mapped
 from fedpdmc._jax.random_streams import logarithm, normals
-from fedpdmc.enclosures import Curve, TimeInterval, enclose, smoothed
+from fedpdmc.enclosures import smoothed
 from fedpdmc.potentials.base import LatentPotential, PrivateRemainder
 from fedpdmc.potentials.chebyshev import RateCurve, chebyshev_nodes
-from fedpdmc.potentials.jax_function import LONGEST, Program, curved_path
+from fedpdmc.potentials.jax_function import Program, enclosed_rates
 from fedpdmc.potentials.quadratic import Quadratic
 from fedpdmc.potentials.random_effects_rates import FROM_PRIOR, POINTS, Conditional, gaussian_energy, informed
 
@@ -231,6 +231,8 @@ class ProgramRemainder(PrivateRemainder):
         return jax.vmap(one)(a, zeta)
 
 
+# On a rotation a cell is at most this long (radians).
+LONGEST = 1.0
 # The order of the polynomials; the number of candidates that the error of a cell should add, and the largest number.
 ORDER, AIM, MOST = 3, 0.05, 0.15
 # How often a cell is shortened, the largest factor, and the factor where no finite bound of the rate is known.
@@ -254,11 +256,8 @@ def rate_cell(
     def rate(a, v, zeta):
         return jax.jvp(lambda x: energy(x, zeta), (a,), (v,))[1]
 
-    still = Curve((zeta.T,), jnp.zeros_like(zeta.T))
-
     def attempt(h):
-        found = enclose(rate, TimeInterval(ORDER))(*curved_path(True, a.T, v.T, h, ORDER), still)
-        found = found if isinstance(found, Curve) else Curve((jnp.reshape(found, (1,)),), jnp.zeros(1))
+        found = enclosed_rates(rate, True, a.T, v.T, h, ORDER, zeta.T)
         value = jnp.zeros((POINTS, a.shape[0]))
         for part in reversed(found.parts):
             value = value * jnp.asarray(chebyshev_nodes(POINTS))[:, None] + (0.0 if part is None else part)

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float
 from fedpdmc._jax.by_numpy import once
 from fedpdmc._jax.compilation import on_device
 from fedpdmc.potentials.base import ROTATION_REACH, Field, Potential, Sum
+from fedpdmc.potentials.jax_function import enclosed_rates
 from fedpdmc.potentials.losses import Loss
 from fedpdmc.potentials.quadratic import Quadratic
 
@@ -286,6 +287,10 @@ class PriorShare(Potential):
     def with_share(self, share):
         return PriorShare(self.prior, share)
 
+    @property
+    def shares(self):
+        return self.share
+
     def value(self, x):
         return self._weights() * self.prior.value(x)
 
@@ -299,6 +304,13 @@ class PriorShare(Potential):
         """That of the prior times the weight, since ``α ≥ 0``."""
         prior, weight = self.prior.field(rotating, flips, a, v), self._weights()[:, None]
         return Field(weight * prior.gradient, weight * prior.slope, weight * prior.curve, prior.reach, prior.slack)
+
+    def curves(self, rotating, flips, a, v, h, order):
+        def rates(a, v, weight):
+            gradient = weight * self.prior.gradient(a)
+            return v * gradient if flips else (v @ gradient)[None]
+
+        return enclosed_rates(rates, rotating, a, v, h, order, self._weights())
 
     def _weights(self) -> Float[Array, " C"]:
         if self.share is None:

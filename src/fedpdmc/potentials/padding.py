@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 
 from fedpdmc._jax.compilation import on_device
 from fedpdmc._jax.programs import INNER, called, prune
-from fedpdmc.enclosures.known_functions import is_by_hand
+from fedpdmc.enclosures.known_functions import bind, is_by_hand
 
 
 class Unpaddable(Exception):
@@ -224,8 +224,6 @@ def _padded_data(leaves, axes, n: int, size: int, numbers: list[float]) -> Padde
 
 def _run(closed: core.ClosedJaxpr, recipe: Recipe, data: PaddedData, args, places) -> list[Any]:
     """Evaluate a program equation by equation, with weights in its sums over records."""
-    from jax._src import source_info_util
-
     known: dict[Any, Any] = dict(zip(closed.jaxpr.invars, args, strict=True))
     known.update(zip(closed.jaxpr.constvars, closed.consts, strict=True))
     numbers = {place: next(places) for place in recipe.numbers}
@@ -242,15 +240,10 @@ def _run(closed: core.ClosedJaxpr, recipe: Recipe, data: PaddedData, args, place
         if place in recipe.masks:
             operand, axis = recipe.masks[place]
             values[operand] = _masked(values[operand], data.weights, axis)
-        with source_info_util.user_context(equation.source_info.traceback):
-            if place in recipe.inner:
-                found = _run(_closed(equation), recipe.inner[place], data, values, iter(inner[place]))
-            else:
-                # Before JAX 0.10 functions among the parameters came apart from them.
-                made = equation.primitive.get_bind_params(equation.params)
-                functions, params = made if isinstance(made, tuple) else ((), made)
-                found = equation.primitive.bind(*functions, *values, **params)
-                found = found if equation.primitive.multiple_results else [found]
+        if place in recipe.inner:
+            found = _run(_closed(equation), recipe.inner[place], data, values, iter(inner[place]))
+        else:
+            found = bind(equation, values)
         known.update(zip(equation.outvars, found, strict=True))
     return [read(atom, None) for atom in closed.jaxpr.outvars]
 

@@ -8,8 +8,7 @@ from typing import Any
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.clocks import AdaptiveClock, Clock
 from fedpdmc.enclosures import inventory
-from fedpdmc.potentials import Program, Sum
-from fedpdmc.potentials.jax_function import NOISE, SAMPLES
+from fedpdmc.potentials import program_of
 
 TITLES = ("rules", "known as a whole", "TAUGHT BY THE USER")
 
@@ -33,7 +32,7 @@ def _entry(name: str, clock: Clock | None) -> dict[str, Any]:
         return {"site": name, "clock": "at the site"}
     entry: dict[str, Any] = {"site": name, "clock": clock.name, "domain": clock.domain}
     entry["certified"] = not isinstance(clock, AdaptiveClock)
-    program = _program(getattr(clock, "potential", None))
+    program = program_of(getattr(clock, "potential", None))
     if program is None:
         return entry | {"model": "built in: its bounds are derived in the source"}
     used = inventory(program._gradient, program.dim)
@@ -44,24 +43,10 @@ def _entry(name: str, clock: Clock | None) -> dict[str, Any]:
     if lines := program.assertions:
         entry |= {"certified": False, "continuity": f"ASSERTED BY THE USER and not shown, at {', '.join(lines)}"}
     entry["rounding"] = "a bound is carried with every value"
-    if "Taylor polynomial" in entry["domain"] and program.noise is not None:
-        entry["rounding"] = (
-            "the polynomial and its error are proved in exact arithmetic; what is drawn is at least as near to the exact "
-            f"rate as the computed one, and a computed rate {float(program.noise):.1e} per unit of velocity beyond stops "
-            f"the run ({NOISE:g} times the proved bound at {SAMPLES} points)"
-        )
     return entry
 
 
 ASSERTED = "they are exact if the continuity that the user asserts holds"
-
-
-def _program(potential: Any) -> Program | None:
-    if isinstance(potential, Program):
-        return potential
-    if isinstance(potential, Sum):
-        return next((found for term in potential.terms if (found := _program(term)) is not None), None)
-    return None
 
 
 class Certificate(list[dict[str, Any]]):
