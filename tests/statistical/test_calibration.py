@@ -15,7 +15,8 @@ CASES = ["logistic, 2 events of 60, prior 2.5", "Poisson, arm without events, pr
 @pytest.mark.parametrize("name", CASES)
 def test_default_calls_are_right_and_say_so(name):
     found = judge(one(name, range(500, 524), {}))
-    assert found["converged"] >= 23 and found["most"] <= 45
+    # A run that is extended by a block takes half as many rounds again.
+    assert found["converged"] >= 23 and found["rounds"] <= 35 and found["most"] <= 55
     assert abs(found["mean"]) < 0.03 and abs(found["sd"]) < 0.04 and abs(found["tail"]) < 0.12
     assert 0.8 < found["ratio"] < 1.3 and found["covered"] > 0.85
 
@@ -28,7 +29,7 @@ def test_the_verdict_has_power_against_narrow_references(monkeypatch, name):
 
 @pytest.mark.parametrize("model", ["logistic", "weibull"])
 def test_ranks_of_simulated_parameters_are_uniform(model):
-    found, converged = ranks(model, range(1000, 1120))
+    found, converged = ranks(model, range(1000, 1120), float("inf"))
     p, distance = judge_ranks(found)
     assert p.min() > 1e-3 and distance.max() < 1.4 and converged >= 116
 
