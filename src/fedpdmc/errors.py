@@ -117,6 +117,10 @@ class Refused(FedPDMCError):
         super().__init__(f"site {site!r} refused (code {code}). {remedy}")
 
 
+class PointDeclined(FedPDMCError):
+    """A site declines to release derivatives at a point of a search that can do without it."""
+
+
 class RequestRefused(Exception):
     """A site does not answer a request.
 

@@ -232,8 +232,7 @@ class Reference(eqx.Module):
     ridged : bool
         Whether that is so along a curved ridge only: rotations mix there, but need a long burn-in.
     modes : tuple of dict, optional
-        Other modes of the posterior: where, and with which share of its mass. None if there may be some and they were not
-        searched for.
+        Other modes of the posterior: where, and with which share of its mass. None if they were not searched for.
     """
 
     center: Float[Array, " d"]
@@ -248,7 +247,7 @@ class Reference(eqx.Module):
     starts: Starts | None = None
     narrow: tuple[int, float] | None = eqx.field(default=None, static=True)
     ridged: bool = eqx.field(default=False, static=True)
-    modes: tuple[dict[str, Any], ...] | None = eqx.field(default=(), static=True)
+    modes: tuple[dict[str, Any], ...] | None = eqx.field(default=None, static=True)
 
     @property
     def dim(self) -> int:

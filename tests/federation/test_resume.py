@@ -1,17 +1,13 @@
 """A run resumed from its store: the same bits, no request twice, and nothing of an interrupted block."""
 
-import types
 
 import numpy as np
 import pytest
-from tests.federation.studies import FEW_ROUNDS, MODEL_FEW_ROUNDS, SEED, SITE_SEED, same_bits
-from tests.study.contracts import model_file
+from tests.federation.studies import SEED, SITE_SEED, same_bits
 
 import fedpdmc as fp
 from fedpdmc.errors import InputError
 from fedpdmc.federation import messages
-from fedpdmc.federation.session import Connection
-from fedpdmc.study import parse_study
 
 
 @pytest.fixture
@@ -74,10 +70,3 @@ def test_a_store_of_another_contract_or_seed_is_refused(connect, folder, tmp_pat
     other.write_text(folder.contract + "\n# changed\n")
     with pytest.raises(InputError, match="another contract"):
         fp.connect(other, data=folder.data, store=tmp_path / "run")
-
-
-@pytest.mark.parametrize(("contract", "said"), [(MODEL_FEW_ROUNDS, True), (FEW_ROUNDS, False)])
-def test_a_study_whose_model_may_have_several_modes_says_that_none_were_searched_for(contract, said):
-    study = parse_study(contract.encode(), model_file)
-    facts = Connection.facts(types.SimpleNamespace(study=study, run=b"run", weights={}, information={}))
-    assert (facts.get("modes_searched") is False) == said

@@ -201,6 +201,16 @@ def test_another_mode_within_constraints_is_found_and_one_outside_is_not(limit, 
     assert len(choose(Settings(sites=[site], prior=normal, constraints=inside)).reference.modes) == 1
 
 
+def test_another_mode_is_found_however_narrow_the_reference_is():
+    """A mean of unknown sign: with 650 records its modes are 125 standard deviations apart."""
+    rng = np.random.default_rng(4)
+    y = jnp.asarray(rng.choice([-2.5, 2.5], 650) + rng.normal(size=650))
+    value = lambda x, y: -jnp.sum(jnp.logaddexp(-0.5 * (y - x[0]) ** 2, -0.5 * (y + x[0]) ** 2))  # noqa: E731
+    site, normal = fp.Site(value, data=y, name="one"), fp.models.normal_prior(1, scale=2.5, mean=0.4)
+    (mode,) = choose(Settings(sites=[site], prior=normal)).reference.modes
+    assert abs(mode["at"][0]) > 2 and 0.3 < mode["share"] < 0.7
+
+
 def test_a_search_for_modes_that_was_not_made_is_said():
     normal, given = fp.models.normal_prior(2, scale=10.0), fp.Reference(np.zeros(2), np.ones(2))
     for sites, known in [([two_modes(9.0)], False), (arms(), True)]:

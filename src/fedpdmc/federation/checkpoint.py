@@ -17,7 +17,7 @@ import numpy as np
 
 from fedpdmc.errors import InputError
 from fedpdmc.federation import messages
-from fedpdmc.federation.transport import Request, Transport
+from fedpdmc.federation.transport import Request
 from fedpdmc.results import manifest
 from fedpdmc.results.manifest import RESTORE
 from fedpdmc.results.path_store import RunState, Store
@@ -208,7 +208,7 @@ class OpeningJournal:
         """Begin again with the first round."""
         self._at = 0
 
-    def ask(self, requests: Sequence[Request], transport: Transport, check: Callable[..., list]) -> list:
+    def ask(self, requests: Sequence[Request], ask: Callable[..., list], check: Callable[..., list]) -> list:
         """The result of ``check(answers, requests)`` for the next round, as it was stored or from the sites."""
         if self._at == len(self.rounds):
             self.rounds.append(([request.data for request in requests], []))
@@ -220,7 +220,7 @@ class OpeningJournal:
             found = f"an opening whose request {self._at + 1} this software computes otherwise"
             raise InputError("store", found, "Continue with the version and the kind of machine that began the run.")
         requests = [Request(data) for data in sent]
-        given = answers or transport.ask(requests)
+        given = answers or ask(requests)
         checked = check(given, requests)
         if not answers:
             answers.extend(given)  # type: ignore[arg-type]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedpdmc.console.progress import report
-from fedpdmc.errors import BadAnswer, LimitReached
+from fedpdmc.errors import BadAnswer, LimitReached, NotFinite, PointDeclined, Refused
 from fedpdmc.federation import masking, messages
 from fedpdmc.federation.answer_checks import (
     ImmediateArrivals,
@@ -63,6 +64,7 @@ class RemoteFederation(Federation):
         # Set before the first derivatives: the parameters that each site's records depend on, None for all.
         self.coordinates: list[np.ndarray | None] = [None] * sites
         self.joint: JointRandomness | None = None  # where sites make the plans; set before the opening
+        self.exploring = False  # whether a run goes on if a site declines to release derivatives at a point
         self._derived: list[tuple[float, np.ndarray, np.ndarray]] = []
         # What sites with a budget report about the noise of these, and the account of each from its last answer.
         self.noise: list[np.ndarray] = []
@@ -74,6 +76,15 @@ class RemoteFederation(Federation):
         """Begin the opening again: rounds that were answered are taken from the journal."""
         self._reset()
         self.journal.rewind()
+
+    @contextlib.contextmanager
+    def explore(self) -> Iterator[None]:
+        """A site may decline to release derivatives at a point, and the run goes on."""
+        self.exploring = True
+        try:
+            yield
+        finally:
+            self.exploring = False
 
     def _reset(self) -> None:
         self._point: tuple[np.ndarray, ...] | None = None
@@ -292,7 +303,10 @@ class RemoteFederation(Federation):
     def _ask_opening(
         self, requests: Sequence[Request], kind: type, statement: Callable[..., bytes] | None = None
     ) -> list:
-        """A round of the opening, asked once. What a site has not signed, other sites would refuse, and be blamed for it."""
+        """A round of the opening, asked once. What a site has not signed, other sites would refuse, and be blamed for it.
+
+        Raises `PointDeclined` while exploring, if a site declines. The other sites have answered this request then.
+        """
 
         def checked(answers, sent) -> list:
             found = self._check(answers, sent, kind)
@@ -306,7 +320,18 @@ class RemoteFederation(Federation):
 
         if not self.transport.complete():
             report("waiting for the sites")
-        return self.journal.ask(requests, self.transport, checked)
+        found = self.journal.ask(requests, self._answers, checked)
+        if declined := next((one for one in found if isinstance(one, PointDeclined)), None):
+            raise declined
+        return found
+
+    def _answers(self, requests: Sequence[Request]) -> list[bytes | None]:
+        """The answers to a round of the opening. A transport need not wait for those that come after a refusal."""
+        answers = self.transport.ask(requests)
+        while self.exploring and None in answers:
+            missing = [request if answer is None else None for request, answer in zip(requests, answers, strict=True)]
+            answers = [one or other for one, other in zip(answers, self.transport.ask(missing), strict=True)]
+        return answers
 
     def _ask(self, requests: Sequence[Request | None], kind: type) -> list:
         return self._check(self.transport.ask(requests), requests, kind)
@@ -321,9 +346,15 @@ class RemoteFederation(Federation):
                 out.append(None)
                 size.append(0)
                 continue
-            out.append(check_answer(name, data, kind, (self.run, int(sequence) + 1, request.digest)))
+            try:
+                out.append(check_answer(name, data, kind, (self.run, int(sequence) + 1, request.digest)))
+            except (Refused, NotFinite) as error:
+                if not self.exploring or (isinstance(error, Refused) and error.code not in DECLINED):
+                    raise
+                out.append(PointDeclined(str(error)))
             size.append(len(request.data) + len(data))
-        self.sequence += counted & (np.asarray(size) > 0)
+        answered = [one is not None and not isinstance(one, PointDeclined) for one in out]
+        self.sequence += counted & np.asarray(answered)
         self.bytes += np.asarray(size)
         return out
 
@@ -351,6 +382,7 @@ def _plans_message(run: bytes, sequence: int, plan: Plan, turning: bool, joint) 
 
 # Binary digits that a sum over sites can have beyond those of one site, whose entries are a part of it.
 MORE_OF_SUM = 10
+DECLINED = ("FEW_RECORDS", "TOO_FAR", "TOO_WIDE")  # codes of refusals of a single point, by a site's policy
 
 
 class RemoteSite(Member):

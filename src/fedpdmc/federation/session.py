@@ -38,7 +38,7 @@ from fedpdmc.results.skeleton import Block, Skeleton
 from fedpdmc.sampling.api import StudyConnection
 from fedpdmc.sampling.arguments import Settings
 from fedpdmc.sampling.coordinator import PublicKeys
-from fedpdmc.sampling.defaults import Method, choose
+from fedpdmc.sampling.defaults import Method, choose, other_modes
 from fedpdmc.sampling.driver import Goal, Sampler
 from fedpdmc.sampling.engines import one_round
 from fedpdmc.sampling.factory import coordinator, coordinator_key, opening
@@ -187,8 +187,6 @@ class Connection(StudyConnection):
         study = self.study
         known = {"study": study.name, "contract": study.digest.hex(), "run": self.run.hex()}
         known |= {"prior": prior_lines(study), "effect_scale": effect_scale(study), "information": self.information}
-        # Regressions of the other families have one mode.
-        known |= {"modes_searched": False} if study.family in ("file", "student_t") else {}
         return known | {"influence": self.weights, "doubts": doubts(self.weights)}
 
     def finish(self) -> None:
@@ -487,7 +485,7 @@ def _members(connection: Connection) -> list[RemoteSite]:
     if study.derivatives == "noisy-summed":
         # Only the sum of all sites is known.
         together = RemoteSite(federation, None, len(study.names), bounds)
-        together.naming = study.naming
+        together.naming, together.several_modes = study.naming, _may_have_several_modes(study)
         return [together]
     own = [study.coordinates(name) for name in federation.names]
     federation.coordinates = [None if one is None else np.asarray(one) for one in own]
@@ -498,7 +496,13 @@ def _members(connection: Connection) -> list[RemoteSite]:
     for site in members:
         site.guess, site.naming = study.guess, study.naming
         site.latents, site.spreads = int(study.effects is not None), _spreads(study)
+        site.several_modes = _may_have_several_modes(study)
     return members
+
+
+def _may_have_several_modes(study: Study) -> bool:
+    """Whether other modes are worth a search: regressions of the other families have one."""
+    return study.family in ("file", "student_t")
 
 
 def _spreads(study: Study) -> tuple[int, ...]:
@@ -514,6 +518,7 @@ def _method(connection: Connection, saved: RunState | None, keep: str) -> Method
     elif study.reference != "none" and study.derivatives == "summed":
         together: Any = [RemoteSite(federation, None, len(study.names))]
         together[0].guess, together[0].spreads = study.guess, _spreads(study)
+        together[0].several_modes = _may_have_several_modes(study)
         found = _mode(federation, together, study)
         asked = dict.fromkeys(federation.names, 0)
         reference = dataclasses.replace(found, rounds=found.rounds + AGREEMENT, bytes=asked)
@@ -533,6 +538,11 @@ def _mode(federation: RemoteFederation, members: Any, study: Study) -> Reference
         search_vb(*words, bend=True, points=study.most_derivatives) if study.reference == VB else search_laplace(*words)
     )
     before = int(federation.sequence.max())
+    modes = None
+    if study.derivatives == "own":
+        # With secure sums a site that declines a point leaves masks that do not cancel.
+        with federation.explore():
+            modes, _ = other_modes(members, study.prior(), found, points=study.most_derivatives - before)
     made = reference_at(members, study.prior(), x, spread, study.names, found)
     if federation.plausible is not None and len(members) > 1:
         for doubt in doubts(federation.plausible.weigh_sites()):
@@ -540,7 +550,7 @@ def _mode(federation: RemoteFederation, members: Any, study: Study) -> Reference
     traffic = {name: size + (made.bytes or {}).get(name, 0) for name, size in (found.bytes or {}).items()}
     # Sites are not asked again for what they have answered last.
     again = int(federation.sequence.max()) - before
-    return dataclasses.replace(made, rounds=found.rounds + again, bytes=traffic)
+    return dataclasses.replace(made, rounds=found.rounds + again, bytes=traffic, modes=modes)
 
 
 def check_state(study: Study, saved: RunState) -> None:

@@ -55,6 +55,7 @@ class Member(abc.ABC):
     latents: int = 0  # number of private latents of a site in this process; for a remote site 1 if it has any, else 0
     spreads: tuple[int, ...] = ()  # which of its parameters are log spreads of grouped effects
     federation: Any = None  # the federation through which a remote site is reached; None for a site in this process
+    several_modes: bool = False  # whether the potential of a remote site may have several modes
     # Relative spacing of the derivatives that a remote site releases; zero if they are exact or noisy.
     grid: float = 0.0
 

@@ -31,7 +31,7 @@ from fedpdmc.operations.preflight import Finding, PreflightStep, SiteCheck, run_
 from fedpdmc.privacy.budget import default_path
 from fedpdmc.study import Study, parse_study, read_study
 from fedpdmc.study.description import choice
-from fedpdmc.study.policy import MOST_CHAINS
+from fedpdmc.study.policy import MOST_CHAINS, MOST_DERIVATIVES
 from fedpdmc.study.read_data import is_database
 from fedpdmc.study.schema import Keys, parse_toml, read, read_bytes, toml_lines
 from fedpdmc.validation import check_fingerprint, check_host
@@ -302,6 +302,8 @@ def draft_policy(study: Study) -> str:
         f"most_chains = {min(study.chains, MOST_CHAINS)}",
         f"least_sites = {len(study.sites)}",
     ]
+    if study.derivatives != "none" and study.most_derivatives > MOST_DERIVATIVES:
+        lines.append(f"most_derivatives = {study.most_derivatives}  # each point costs bits: docs/information.md")
     if why := study.coordinator_chooses:
         lines.append(f"# coordinator_may_choose = true  # for {why}: its operator chooses where records are asked")
     if study.epsilon is not None:

@@ -23,9 +23,14 @@ SMALL_DRIFT, SMALL_BIAS = 0.1, 0.01
 # Error of a mean due to starts that are one standard deviation off, over its Monte Carlo error, that is small enough.
 # Without any burn-in 64 chains have 1 at an ESS of 1,000.
 SMALL_TRACE = 1.0
+LEAST_POINTS = 40  # points of a contract that are enough for a search for modes, after the one for the reference
 NOT_SEARCHED = "Other modes were not searched for: "
-NOT_ON_A_NETWORK = "over a network that would ask sites for more points than contracts allow"
+NOT_ON_A_NETWORK = (
+    f"over a network that takes derivatives = 'own' and [limits] derivatives of {LEAST_POINTS} or more in the contract, "
+    "without [privacy] and without effects of groups, and sites that answer at these points"
+)
 NOT_ASKED = "the reference was given or is the identity, or sites have private latents or a privacy budget"
+CONVERGED_TO_ONE = "converged about one mode"
 ONE_SHOT = "NOT exact, in one shot: independent draws of an approximation, whose error they do not show."
 MOSTLY_SPENT = 0.95  # part of a privacy budget after which a run cannot go on for long
 # Between what speaks against a run and what to do about it.
@@ -79,8 +84,9 @@ class Verdict:
             return f"NOT converged: {'; '.join(self.reasons)}.{TO_DO}{'; or '.join(self.remedies)}."
         if self.one_shot:
             return ONE_SHOT
+        converged = CONVERGED_TO_ONE if self.note else "converged"
         return (
-            f"converged: R-hat at most {self.rhat:.3f} (a perfect sampler: {self.rhat_floor:.3f}), ESS at least "
+            f"{converged}: R-hat at most {self.rhat:.3f} (a perfect sampler: {self.rhat_floor:.3f}), ESS at least "
             f"{self.ess:,.0f} ({self.worst}; tails {self.ess_tail:,.0f}), {self.ess_per_chain:.3g} for each chain; no drift "
             f"from the start.{f' {self.note}.' if self.note else ''}"
         )
@@ -153,8 +159,7 @@ def judge(found: Diagnosis, chains: int, settings: dict[str, Any], distance: flo
         reasons.append(f"ESS {found.tail[tail]:.0f} of the tails of {found.names[tail]} is too few to tell")
         more = True
     other = [
-        f"the posterior has another mode at {mode['place']} with about {100 * mode['share']:.2g} % of its mass, and chains "
-        f"rarely cross to it"
+        f"the posterior has another mode at {mode['place']} with {_share(mode)} of its mass, and chains rarely cross to it"
         for mode in settings.get("modes", ())
         if mode.get("crossed") is False
     ]
@@ -170,6 +175,11 @@ def judge(found: Diagnosis, chains: int, settings: dict[str, Any], distance: flo
         not reasons, tuple(reasons), tuple(remedies), ess, each, float(found.rhat.max()), float(found.floor.max()),
         found.names[worst], float(found.tail[tail]), unsearched, settings.get("exact") is False,
     )  # fmt: skip
+
+
+def _share(mode: dict[str, Any]) -> str:
+    # Over a network no values of the potential are known.
+    return "an unknown part" if mode["share"] is None else f"about {100 * mode['share']:.2g} %"
 
 
 def other_modes_crossed(modes: list[dict[str, Any]], draws: np.ndarray) -> list[dict[str, Any]]:

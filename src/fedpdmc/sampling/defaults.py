@@ -14,7 +14,15 @@ from fedpdmc._jax.compilation import on_device
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.console.warnings import warn
 from fedpdmc.dynamics import DRAW, QUARTER, REFLECT, Boomerang, Dynamics, Walls, ZigZag
-from fedpdmc.errors import FedPDMCError, ImproperPosterior, InputError, ModeNotFound, NoEnclosure, NoMode, NotFinite
+from fedpdmc.errors import (
+    ImproperPosterior,
+    InputError,
+    ModeNotFound,
+    NoEnclosure,
+    NoMode,
+    NotFinite,
+    PointDeclined,
+)
 from fedpdmc.members.private_site import check_dynamics
 from fedpdmc.members.site import Member, Site
 from fedpdmc.models.mixture_prior import MixturePrior
@@ -523,14 +531,14 @@ def _make_reference(
     reference = usual_reference(sites, dynamics) if wanted.reference is None else wanted.reference
     if wanted.bounds == "certified" and isinstance(reference, str) and reference != "identity":
         _check_enclosures(sites, dynamics)
-    unknown = None if any(_may_have_several(site) for site in sites) else ()
+    unsearched = None if any(_may_have_several(site) for site in sites) else ()
     if isinstance(reference, Reference):
         found = check_reference(reference, dim)
-        found = found if found.modes or unknown is not None else dataclasses.replace(found, modes=None)
+        found = dataclasses.replace(found, modes=unsearched) if found.modes is None else found
         check_bend(sites, prior, found.bend)
         plain = found.diagonal and not np.any(found.center) and bool(np.all(np.asarray(found.scale_tril) == 1))
         return found, found.name or LAPLACE if found.control is not None else "identity" if plain else "given"
-    identity = Reference(on_device(np.zeros(dim)), on_device(np.ones(dim)), modes=unknown)
+    identity = Reference(on_device(np.zeros(dim)), on_device(np.ones(dim)), modes=unsearched)
     if reference == "identity":
         return identity, reference
     try:
@@ -559,7 +567,8 @@ def _make_reference(
     return found, found.name
 
 
-SEARCHES = 6  # dispersed starts
+REMOTE_SEARCHES = 4  # over a network, where every point costs bits: the first of the starts
+LEAST_SEARCHES = 3  # after which modes count as searched for, where sites may decline points or allow few
 MOST_STEPS = 8  # of each search; searches share their rounds
 NEAR_BY = 6.0  # distance of the nearer starts from the centre, in standard deviations
 FARTHEST = 20.0  # distance of the farther ones, at most
@@ -572,64 +581,81 @@ LEAST_SHARE = 1e-3  # of the posterior's mass, below which a mode is left out
 @double_precision
 def other_modes(
     sites: Sequence[Member],
-    prior: Quadratic | None,
+    prior: Any,
     reference: Reference,
     constraints: tuple[np.ndarray, np.ndarray] | None = None,
+    points: int | None = None,
 ) -> tuple[tuple[dict[str, Any], ...] | None, int]:
     """Modes within the constraints that are apart from the centre of the reference, and the rounds of looking for them.
 
-    Sites in this process whose potentials may have several modes are asked: users' own functions, model files and Student-t
-    regressions. Regressions of the other families have one. The share of a mode in the mass is Laplace's approximation.
-    None in place of the modes: there may be several, and they cannot be searched for.
+    Sites whose potentials may have several modes are asked: users' own functions, model files and Student-t regressions.
+    Regressions of the other families have one. The share of a mode in the mass is Laplace's approximation; None for sites on
+    a network, which release no values: between modes far apart, heights do not follow from derivatives. None in place
+    of the modes: there may be several, and they cannot be searched for. ``points``: at how many points sites on a network
+    may still be asked, one after the other; None if at none.
     """
     if not any(_may_have_several(site) for site in sites):
         return (), 0
-    if reference.bend is not None or any(not isinstance(site, Site) or site.noisy or site.latents for site in sites):
+    remote = any(not isinstance(site, Site) for site in sites)
+    if reference.bend is not None or any(site.noisy or site.latents for site in sites):
+        return None, 0
+    if remote and (points is None or points < LEAST_SEARCHES * MOST_STEPS):
         return None, 0
     search = begin_search(sites, prior, None, None)
     scale, center = np.asarray(reference.matrix), np.asarray(reference.center)
-    modes, rounds = [], 0
+    modes, rounds, searches, asked = [], 0, 0, 0
     # The first from near the centre, and not from it: between two modes there may be a saddle.
-    for start in [center + ASIDE * np.sqrt(np.sum(scale**2, 1)), *_starts(center, scale, prior)]:
-        found, steps = _descend(search, start)
-        rounds = max(rounds, steps)
+    starts = [center + ASIDE * np.sqrt(np.sum(scale**2, 1)), *_starts(center, scale, search.prior)]
+    for start in starts[:REMOTE_SEARCHES] if remote else starts:
+        if remote and points is not None and points - asked < MOST_STEPS:
+            break
+        found, steps, declined = _descend(search, start)
+        rounds, asked, searches = max(rounds, steps), asked + steps, searches + (not declined)
         if found is None or (constraints is not None and np.any(constraints[0] @ found.point.x > constraints[1])):
             continue
         if all(_distance(found, mode) > SAME for mode in modes):
             modes.append(found)
+    rounds = asked if remote else rounds
     if len(modes) < 2:
-        return (), rounds
+        return () if searches >= LEAST_SEARCHES else None, rounds
     modes.sort(key=lambda mode: float(np.linalg.norm(np.linalg.solve(scale, mode.point.x - center))))
-    known = modes[0]
-    logs = np.array([-mode.point.value - 0.5 * np.linalg.slogdet(mode.point.hessian)[1] for mode in modes])
-    shares = np.exp(logs - logs.max())
-    shares /= shares.sum()
+    known, shares = modes[0], [None] * len(modes)
+    if not remote:
+        logs = np.array([-mode.point.value - 0.5 * np.linalg.slogdet(mode.point.hessian)[1] for mode in modes])
+        weights = np.exp(logs - logs.max())
+        shares = (weights / weights.sum()).tolist()
     return tuple(
-        {"at": mode.point.x.tolist(), "center": known.point.x.tolist(), "scale": scale.tolist(), "share": float(share)}
+        {"at": mode.point.x.tolist(), "center": known.point.x.tolist(), "scale": scale.tolist(), "share": share}
         for mode, share in zip(modes[1:], shares[1:], strict=True)
-        if share >= LEAST_SHARE
+        if share is None or share >= LEAST_SHARE
     ), rounds
 
 
 def _may_have_several(site: Member) -> bool:
-    own = isinstance(site, Site)
-    return own and (site.model is not None or isinstance(getattr(site.potential, "loss", None), StudentT))
+    if not isinstance(site, Site):
+        return site.several_modes
+    return site.model is not None or isinstance(getattr(site.potential, "loss", None), StudentT)
 
 
 def _starts(center: np.ndarray, scale: np.ndarray, prior: Quadratic | None) -> list[np.ndarray]:
-    """Points in opposite directions: at the prior's standard deviations where they are moderate, and nearer."""
-    signs = np.sign(np.random.default_rng(0).standard_normal((SEARCHES // 2, len(center))))
+    """Points in opposite directions: one standard deviation of the prior from its mean, two distances from the centre.
+
+    The first is the centre's mirror image at the prior's mean, where many models have their other mode.
+    """
+    signs = np.sign(np.random.default_rng(0).standard_normal((3, len(center))))
     widths = np.sqrt(np.sum(scale**2, 1))
-    wide = NEAR_BY * widths
+    pairs, starts = [(center, NEAR_BY * widths), (center, FARTHEST * widths)], []
     if prior is not None:
-        precision = np.diag(np.asarray(prior.precision))
-        wide = np.minimum(1 / np.sqrt(np.maximum(precision, 1e-300)), FARTHEST * widths)
-    pairs = [(wide if k % 2 == 0 else NEAR_BY * widths) * sign for k, sign in enumerate(signs)]
-    return [center + side * away for away in pairs for side in (-1.0, 1.0)]
+        mean, wide = prior_mean(prior), 1 / np.sqrt(np.maximum(np.diag(np.asarray(prior.precision)), 1e-300))
+        pairs = [(mean, wide), pairs[0], (center, np.minimum(wide, FARTHEST * widths))]
+        starts = [2 * mean - center] if np.any(np.abs(mean - center) > NEAR_BY * widths) else []
+    return starts + [
+        middle + side * away * sign for (middle, away), sign in zip(pairs, signs, strict=False) for side in (-1.0, 1.0)
+    ]
 
 
-def _descend(search: Search, start: np.ndarray) -> tuple[Mode | None, int]:
-    """The mode that a search from a point ends in, or None; and its steps."""
+def _descend(search: Search, start: np.ndarray) -> tuple[Mode | None, int, bool]:
+    """The mode that a search from a point ends in, or None; its steps; whether a site declined to answer at a point."""
     steps = 0
 
     def ask(x: np.ndarray):
@@ -640,12 +666,14 @@ def _descend(search: Search, start: np.ndarray) -> tuple[Mode | None, int]:
     try:
         first = ask(start)
         if not (np.isfinite(first.value) and np.all(np.isfinite(first.hessian))):
-            return None, steps
+            return None, steps, False
         found = find_mode(ask, first, TOLERANCE, False, most=MOST_STEPS)
-    except FedPDMCError:
-        return None, steps
+    except (NoMode, ImproperPosterior, ModeNotFound, NotFinite, NoEnclosure):
+        return None, steps, False
+    except PointDeclined:
+        return None, steps, True
     proper = np.linalg.eigvalsh(found.point.hessian)[0] > 0
-    return (found if proper else None), steps
+    return (found if proper else None), steps, False
 
 
 def _distance(one: Mode, other: Mode) -> float:

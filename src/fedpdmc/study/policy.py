@@ -38,6 +38,7 @@ UNPROTECTED = (
     "if it may know them, lower least_without_budget in the site's policy.toml."
 )
 MOST_CHAINS = 2048
+MOST_DERIVATIVES = 12
 LEAST_WITHOUT_BUDGET = 50
 # The chance of a breach for each record must be far below one over the number of records.
 LARGEST_DELTA = 1e-5
@@ -64,7 +65,7 @@ class Policy(Keys, kw_only=True):
     most_rounds: Annotated[int, doc("upper limit for the contract's rounds", ge=1, le=2**62)]
     most_observed_time: Annotated[AtLeastZero, doc("upper limit for the contract's observed_time")]
     most_chains: Annotated[CountFromOne, doc("chains, for which a site needs memory")] = MOST_CHAINS
-    most_derivatives: Annotated[Count, doc("points at which a contract may request derivatives")] = 12
+    most_derivatives: Annotated[Count, doc("points at which a contract may request derivatives")] = MOST_DERIVATIVES
     farthest: Annotated[AtLeastZero, doc("distance of such a point from the prior's mean, in the prior's sds")] = 6.0
     largest_share: Annotated[Share, doc("share of one record in a release, in any direction")] = 0.75
     least_cell: Annotated[Count, doc("records of a level that occurs")] = 3
