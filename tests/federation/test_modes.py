@@ -50,7 +50,7 @@ mean = 0.4
 [dynamics]
 chains = 16
 [run]
-duration = 10.0
+duration = 25.0
 [releases]
 derivatives = "{derivatives}"
 [limits]
