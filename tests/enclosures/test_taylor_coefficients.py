@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.special
 
 from fedpdmc.enclosures import Interval
 from fedpdmc.enclosures.special_functions import FUNCTIONS as RECORDS
@@ -93,3 +94,19 @@ def test_far_tails_of_the_normal_distribution_are_held_where_formulas_cancel():
             assert np.all((interval.lo <= value) & (value <= interval.hi)), (half, k)
             if half == 0:
                 assert np.all(interval.hi - interval.lo < 1e-6 + 0.35 * np.abs(value + (k == 2) / 2)), k
+
+
+@pytest.mark.parametrize("order", [2, 6])
+@pytest.mark.parametrize("name", ["logistic", "softplus"])
+def test_the_remainder_of_a_logistic_falls_with_its_tail(name, order):
+    x, far = (part.ravel() for part in np.meshgrid(np.linspace(-40, 40, 41), [0.0, 0.3, 2.0, 50.0]))
+    beyond = np.asarray(RECORDS[name].local(jnp.asarray(x), jnp.asarray(far), order).beyond)
+    assert 0 < beyond[(x == 30) & (far == 2.0)] < np.exp(-25)
+    # The n-th derivative of the logistic in powers of q = σ(−|x|), of which it is the same up to its sign.
+    n = order + (name == "logistic")
+    derivative = np.polynomial.Polynomial([0.0, 1.0])
+    for _ in range(n):
+        derivative = derivative.deriv() * np.polynomial.Polynomial([0.0, 1.0, -1.0])
+    for center, reach, bound in zip(x, far, beyond, strict=True):
+        q = scipy.special.expit(-np.abs(np.linspace(center - reach, center + reach, 501)))
+        assert np.abs(derivative(q)).max() / math.factorial(order + 1) <= bound

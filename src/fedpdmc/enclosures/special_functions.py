@@ -585,19 +585,25 @@ def _reciprocal(x, far, order: int) -> Known:
 
 
 @functools.cache
-def _logistic_derivatives(order: int) -> tuple[list[np.ndarray], list[float]]:
-    """``σ^{(k)}/k!`` as polynomials in σ, lowest power first, and a bound of the absolute value of each.
+def _logistic_derivatives(order: int) -> tuple[list[np.ndarray], float, float]:
+    """``σ^{(k)}/k!`` for k = 0, …, n as polynomials in σ, lowest power first; bounds of ``|σ^{(n)}/n!|`` and of its
+    ratio to ``σ(1 − σ)``, which is a polynomial too. n is at least one.
 
     From a grid of step 1e-4 on [0, 1]: at an extreme within, the slope is zero and by Markov's inequality the second
     derivative at most ``4 k⁴/3`` times the largest value, so that the grid misses a share of less than ``2e-9 k⁴``.
     """
-    p, found, largest = np.polynomial.Polynomial([0.0, 1.0]), [], []
-    for k in range(order + 1):
-        scaled = p / math.factorial(k)
-        found.append(scaled.coef)
-        largest.append(float(np.abs(scaled(np.linspace(0, 1, 10001))).max()) * (1 + 1e-3))
-        p = p.deriv() * np.polynomial.Polynomial([0.0, 1.0, -1.0])
-    return found, largest
+    sigma = np.polynomial.Polynomial([0.0, 1.0])
+    found, ratio = [sigma], sigma
+    for k in range(1, order + 1):
+        ratio = found[-1].deriv() / k
+        found.append(ratio * sigma * (1 - sigma))
+    largest, of_ratio = (float(np.abs(q(np.linspace(0, 1, 10001))).max()) * (1 + 1e-3) for q in (found[-1], ratio))
+    return [q.coef for q in found], largest, of_ratio
+
+
+def _largest_logistic(x, far, largest: float, of_ratio: float):
+    """A bound of ``|σ^{(n)}/n!|`` within ``far`` of x, where ``σ(1 − σ)`` is at most ``e^{−|x|}``."""
+    return jnp.minimum(largest, of_ratio * ROOM * jnp.exp(jnp.minimum(far - jnp.abs(x), 0.0)))
 
 
 def softplus(x):
@@ -606,16 +612,16 @@ def softplus(x):
 
 
 def _logistic(x, far, order: int) -> Known:
-    coefficients, largest = _logistic_derivatives(order + 1)
+    coefficients, *bounds = _logistic_derivatives(order + 1)
     p = lax.logistic(x)
-    return _exact([_horner(c, p) for c in coefficients[:-1]], 16.0, 16.0, jnp.full_like(x, largest[-1]))
+    return _exact([_horner(c, p) for c in coefficients[:-1]], 16.0, 16.0, _largest_logistic(x, far, *bounds))
 
 
 def _softplus(x, far, order: int) -> Known:
-    coefficients, largest = _logistic_derivatives(order)
+    coefficients, *bounds = _logistic_derivatives(order)
     p = lax.logistic(x)
     slopes = [_horner(c, p) / (k + 1) for k, c in enumerate(coefficients[:-1])]
-    return _exact([softplus(x), *slopes], 16.0, 16.0, jnp.full_like(x, largest[-1] / (order + 1)))
+    return _exact([softplus(x), *slopes], 16.0, 16.0, _largest_logistic(x, far, *bounds) / (order + 1))
 
 
 def _polygammas(n: int) -> Local:
