@@ -18,7 +18,6 @@ from typer.testing import CliRunner
 from fedpdmc.cli import app
 from fedpdmc.errors import InputError, LedgerError, Refused
 from fedpdmc.federation import messages
-from fedpdmc.federation.site_agent import start
 from fedpdmc.federation.site_agent.start import open_agent
 from fedpdmc.privacy.budget import default_path
 from fedpdmc.privacy.data_sets import NAME, PERSON, DataSets, Use, is_similar
@@ -49,7 +48,9 @@ PEOPLE = [(*row, "no", f"P{place:04}") for place, row in enumerate(rows("north",
 
 
 def table(path, people):
-    path.write_text("\n".join(["ill,drug,age,smoker,person", *(",".join(map(str, row)) for row in people)]) + "\n")
+    """A file of people, of whom all or none have a second weight."""
+    head = "ill,drug,age,smoker,person" + ",second" * (len(people[0]) == 6)
+    path.write_text("\n".join([head, *(",".join(map(str, row)) for row in people)]) + "\n")
     return path
 
 
@@ -208,6 +209,18 @@ def test_other_people_take_part_if_the_site_says_who_they_are(site):
         site(SECOND, others, 'record_id = ["patient"]')
 
 
+@pytest.mark.parametrize(
+    "order", [("", 'record_id = ["person"]'), ('record_id = ["person"]', "")], ids=["later", "earlier"]
+)
+def test_persons_with_several_records_that_are_named_later_are_compared_by_values(site, order):
+    """As before, all persons with two visits were new, and one patient more was not seen."""
+    visits = [(*row[:2], row[2] + visit / 10, *row[3:]) for row in PEOPLE for visit in range(2)]
+    exact_gradient(site(FIRST, visits, order[0]))
+    with pytest.raises(Refused, match="SIMILAR_RECORDS"):
+        site(SECOND, visits[2:], order[1])
+    site(SECOND, visits, order[1])
+
+
 def test_values_that_were_all_recoded_do_not_hide_persons(site):
     exact_gradient(site(FIRST, PEOPLE, 'record_id = ["person"]'))
     months = [(*row[:2], row[2] + 0.5, *row[3:]) for row in PEOPLE[2:]]
@@ -361,25 +374,67 @@ def test_a_register_that_was_replaced_during_a_run_takes_no_charges(site):
         agent.computation.information.add_release(1.0)
 
 
-@pytest.mark.parametrize("marked", [True, False], ids=["marked", "as before"])
+@pytest.mark.parametrize("compared", [True, False], ids=["compared", "as before"])
 @pytest.mark.parametrize("policy", ["", 'record_id = ["person"]'])
-def test_weights_that_leave_out_few_are_refused(site, monkeypatch, policy, marked):
+def test_weights_that_leave_out_few_are_refused(site, policy, compared):
     """All patients, and those per protocol: a column of weights leaves out one, who is then known by subtraction."""
-    if not marked:
-        monkeypatch.setattr(start, "marked_records", lambda weights, *more: [""] * len(weights))
     people = [(*row[:3], int(place != 7), row[4]) for place, row in enumerate(PEOPLE)]
     first = site(FIRST, people, policy)
     gradient = fine_gradient(first)
-    if marked:
+    if compared:
         with pytest.raises(Refused, match="SIMILAR_RECORDS"):
             site(WEIGHTED, people, policy)
         # Weights that many records have are those of another question.
         half = [(*row[:3], 1 + place % 2, row[4]) for place, row in enumerate(PEOPLE)]
         site(WEIGHTED, half, policy)
     else:
-        left = site(WEIGHTED, people, policy)
+        left = site(WEIGHTED, people, policy + "\nleast_difference = 1")
         missing = gradient - fine_gradient(left)
         assert abs(10 * missing[2] / missing[0] + 50 - PEOPLE[7][2]) < 2
+
+
+def weighted(column, least=0):
+    """A contract with this column of weights."""
+    declared = f'{column} = {{ type = "number", bounds = [{least}, 9] }}\n\n[prior]'
+    text = FIRST.replace('"first"', f'"by {column}"').replace("[model]", f'[model]\nweights = "{column}"')
+    return text.replace("[prior]", declared)
+
+
+# Two weights of each of 150 patients: how much of a few of them is taken changes, and so does what is usual.
+OTHER_WEIGHTS = {
+    "left out": (lambda k: 1 + (k >= 76), lambda k: 0 if k < 3 else 1 + (k >= 76)),
+    "more of them": (lambda k: 1 + (k >= 76), lambda k: 3 if k < 3 else 1 + (k >= 76)),
+    "another unit": (lambda k: 1 + (k >= 76), lambda k: 7 if k < 3 else 2 + 2 * (k >= 76)),
+    "all differ": (lambda k: 1 + k / 100, lambda k: (0 if k < 3 else 3) * (1 + k / 100)),
+    "all differ, more of them": (lambda k: 1 + k / 100, lambda k: (0.1 if k < 3 else 3) * (1 + k / 100)),
+}
+
+
+@pytest.mark.parametrize("policy", ["", 'record_id = ["person"]'])
+@pytest.mark.parametrize("change", OTHER_WEIGHTS)
+def test_weights_whose_usual_value_changes_do_not_hide_that_few_differ(site, change, policy):
+    """As before, parts were compared with the usual one of each study: if that changed, so had everybody's."""
+    first, second = OTHER_WEIGHTS[change]
+    people = [(*row[:3], first(k), row[4], second(k)) for k, row in enumerate(PEOPLE)]
+    exact_gradient(site(weighted("smoker"), people, policy))
+    with pytest.raises(Refused, match="SIMILAR_RECORDS"):
+        site(weighted("second"), people, policy)
+    # The same parts of the same records, in another unit and up to rounding, and those of another question.
+    same = [(*row[:5], row[3] * 1.7 + 1e-13 * k) for k, row in enumerate(people)]
+    site(weighted("second"), same, policy)
+    site(weighted("second"), [(*row[:5], 1 + k % 3) for k, row in enumerate(people)], policy)
+
+
+def test_records_of_weight_zero_are_in_no_number_of_records(site):
+    """Eighteen of 150 have a weight: a study of eighteen records, which the policy does not allow."""
+    people = [(*row[:3], int(k % 8 == 0 and k < 144), row[4]) for k, row in enumerate(PEOPLE)]
+    with pytest.raises(Refused, match="POLICY_RECORDS"):
+        site(weighted("smoker"), people)
+    # Nor in a small cell: of the only level with three records two have a weight of zero.
+    few = [("verum" if k < 3 else "placebo", int(k not in (0, 1))) for k in range(150)]
+    people = [(row[0], few[k][0], row[2], few[k][1], row[4]) for k, row in enumerate(PEOPLE)]
+    with pytest.raises(InputError, match="only 1 records"):
+        site(weighted("smoker"), people)
 
 
 COUNTS = FIRST.replace('"logistic"', '"poisson"').replace(
@@ -407,6 +462,22 @@ def test_parts_that_all_differ_do_not_hide_that_records_are_the_same(site, part)
     # The attack, where the comparison is switched off.
     change = fine_gradient(site(PARTS[part], more, "least_difference = 1")) - gradient
     assert abs(1 - change[0] - 9) < 0.5 and abs(10 * change[2] / change[0] + 50 - 83) <= 2
+
+
+# It takes out who is 83, and is a little different for everybody.
+AGED = "offset(I(age / 1000000 - 30 / (1 + 1000000 * (age - 83) ** 2)))"
+
+
+def test_an_offset_that_takes_out_few_is_refused(site):
+    """As before, all had another offset than usual, and nobody was taken for the same."""
+    people = [(int(row[0] == "yes"), row[1], min(row[2], 82), *row[3:]) for row in PEOPLE]
+    more = [*people, (9, "verum", 83, "no", "P9999")]
+    gradient = fine_gradient(site(COUNTS, more))
+    second = COUNTS.replace('"first"', '"second"').replace("drug + age", f"drug + age + {AGED}")
+    with pytest.raises(Refused, match="SIMILAR_RECORDS"):
+        site(second, more)
+    change = gradient - fine_gradient(site(second, more, "least_difference = 1"))
+    assert abs(change[0] - 1) < 0.2 and abs(10 * change[2] / change[0] + 50 - 83) <= 2
 
 
 TRIALS = (

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from fedpdmc._jax.precision import double_precision
@@ -24,7 +25,7 @@ from fedpdmc.federation.site_agent.model_trial import RangeShares, try_model_fil
 from fedpdmc.federation.site_agent.trust_region import TrustRegion
 from fedpdmc.members.site import Site
 from fedpdmc.privacy.budget import default_path
-from fedpdmc.privacy.data_sets import PART, PERSON, DataSets, Use, marked_records
+from fedpdmc.privacy.data_sets import PERSON, DataSets, Use, record_parts
 from fedpdmc.study import Policy, Study
 from fedpdmc.study.contract import EXACT
 from fedpdmc.study.read_data import check_cells, check_shares, identifying_texts, site_records
@@ -128,31 +129,35 @@ def admit(
     study: Study, name: str, records: pd.DataFrame, policy: Policy, ledger: str | Path | None
 ) -> tuple[Callable[[], None], Information]:
     """Check contract and records by the site's policy; returns what registers the use of the records, and its account."""
-    policy.check(name, study, study.count(records))
+    weights = study.record_weights(records)
+    trials = None if study.model.trials is None else records[study.model.trials].to_numpy(float)
+    # A record of weight zero is not in the study: neither in its number of records nor in its set.
+    present = weights > 0 if trials is None else (weights > 0) & (trials > 0)
+    count = study.count(records[present])
+    policy.check(name, study, count)
     try_model_file(study, name, policy)
     if study.epsilon is None:
-        check_cells(study, records, policy.least_cell)
+        check_cells(study, records[present], policy.least_cell)
         check_shares(study, records, policy.largest_share)
-    texts = {column: identifying_texts(values) for column, values in records.attrs["raw"].items()}
+    texts = {column: np.array(identifying_texts(values))[present] for column, values in records.attrs["raw"].items()}
     # Outcomes are what the relation "label" protects: they must not decide whether the site takes part.
     hidden = {study.design.response_name} if study.label else set()
     columns = {column: texts[column] for column in sorted(study.used - hidden)}
-    trials = None if study.model.trials is None else records[study.model.trials].to_numpy(float)
-    offset = study.offset(records) if study.formula else None
-    if any(marks := marked_records(study.record_weights(records), trials, offset)):
-        columns[PART] = marks
     if policy.record_id:
         columns[PERSON] = [json.dumps(person) for person in zip(*map(texts.get, policy.record_id), strict=True)]
         if any("" in texts[column] for column in policy.record_id):
             raise InputError("policy.toml: record_id", "a record without a value", "Name columns that are never empty.")
+    offset = study.offset(records) if study.formula else None
+    given = (None if x is None else x[present] for x in (weights, trials, offset))
+    parts = record_parts(*given)
     register = DataSets(Path(default_path() if ledger is None else ledger).parent)
     exact = study.epsilon is None or study.label
     use = Use(study.name, study.digest.hex(), name, policy.dataset or "", exact)
-    known = register.hash_records(columns), use, policy.least_difference or 0
+    known = register.hash_records(columns, parts), use, policy.least_difference or 0
     register.use(*known, register=False)
     # A group of rows is one record, and its key is not what an attacker wants to know.
-    count, key = study.count(records), study.model.group
+    key = study.model.group
     values = [len(set(texts[column])) for column in study.used if column != key]
-    limits = bit_limits(policy, count, values, len(records)) if use.exact else NO_LIMITS
+    limits = bit_limits(policy, count, values, int(present.sum())) if use.exact else NO_LIMITS
     account = (partial(change, use, known[0].digest) for change in (register.charge, register.refund))
     return partial(register.use, *known), Information(count, limits, register.bits(use), *account)
