@@ -17,7 +17,7 @@ from fedpdmc.errors import InputError
 from fedpdmc.federation.joint_plans import OwnPlans
 from fedpdmc.federation.masking import SecureSumParty
 from fedpdmc.federation.site_agent.agent import Agent
-from fedpdmc.federation.site_agent.audit_log import AuditLog, refuse_links, site_seed, sum_secret
+from fedpdmc.federation.site_agent.audit_log import AuditLog, opening_secret, refuse_links, site_seed, sum_secret
 from fedpdmc.federation.site_agent.computation import MOST_SECONDS, Computation
 from fedpdmc.federation.site_agent.derivative_disclosure import disclosure_control
 from fedpdmc.federation.site_agent.information import NO_LIMITS, Information, bit_limits
@@ -102,7 +102,9 @@ def open_agent(
     party, pinned, own_plans = None, None if policy is None else policy.certificates, None
     if study.sites_plan:
         secret = f"run/{run_seed}" if own is None else f"own/{own}"
-        own_plans = OwnPlans(study, name, secret, credentials, pinned, policy is not None)
+        # A seed that is given is for runs with the same bits again.
+        entropy = partial(opening_secret, store, seed is None and run_seed is None)
+        own_plans = OwnPlans(study, name, secret, credentials, pinned, policy is not None, entropy)
     elif policy is not None and study.coordinator_chooses:
         logger.warning("the coordinator chooses the plans of this contract: only the trust region limits them")
     if study.summed:
