@@ -1,5 +1,6 @@
 """Two studies of one site whose records differ in few: a coordinator subtracts, and the site's register prevents it."""
 
+import hashlib
 import multiprocessing
 import os
 import socket
@@ -12,12 +13,13 @@ import numpy as np
 import polars as pl
 import pytest
 from tests.federation.studies import SITE_SEED
-from tests.study.contracts import CONTRACT, POLICY, rows
+from tests.study.contracts import CONTRACT, DIGEST, POLICY, rows, with_model_file
 from typer.testing import CliRunner
 
 from fedpdmc.cli import app
 from fedpdmc.errors import InputError, LedgerError, Refused
 from fedpdmc.federation import messages
+from fedpdmc.federation.site_agent import start
 from fedpdmc.federation.site_agent.start import open_agent
 from fedpdmc.privacy.budget import default_path
 from fedpdmc.privacy.data_sets import NAME, PERSON, DataSets, Use, is_similar
@@ -59,8 +61,10 @@ def site(tmp_path):
     """Opens the agent of a site for a contract, its people and the additions to its policy."""
     opened = []
 
-    def open_site(contract, people, policy="", **options):
-        place, study = tmp_path / str(len(opened)), parse_study(contract.encode())
+    def open_site(contract, people, policy="", file="", **options):
+        if file:
+            contract = with_model_file(contract).replace(DIGEST, hashlib.sha256(file.encode()).hexdigest())
+        place, study = tmp_path / str(len(opened)), parse_study(contract.encode(), lambda name: file.encode())
         place.mkdir()
         (place / "policy.toml").write_text(CAREFUL + policy)
         opened.append(None)
@@ -498,3 +502,95 @@ def test_trials_that_leave_out_few_are_refused(site):
         site(TRIALS, people)
     missing = gradient - fine_gradient(site(TRIALS, people, "least_difference = 1"))
     assert abs(10 * missing[2] / missing[0] + 50 - PEOPLE[one][2]) < 2
+
+
+# Logistic regression, of which a column takes a part of each record.
+PARTLY = """fedpdmc model 1
+title Binary regression of parts of records
+predictor eta f64[]
+column y f64[] binary
+column smoker f64[] real
+minus_log_likelihood
+%1 = logaddexp eta 0.0 : f64[]
+%2 = mul y eta : f64[]
+%3 = sub %1 %2 : f64[]
+%4 = mul smoker %3 : f64[]
+return %4
+end
+"""
+# The same with the part that everybody has but those of an age: 1 − exp(−10⁶ (age − 1.5)²).
+BUT_AN_AGE = (
+    PARTLY.replace("column smoker", "column age")[: PARTLY.index("%1") - 3]
+    + """%1 = sub age 1.5 : f64[]
+%2 = square %1 : f64[]
+%3 = mul %2 -1000000.0 : f64[]
+%4 = expm1 %3 : f64[]
+%5 = logaddexp eta 0.0 : f64[]
+%6 = mul y eta : f64[]
+%7 = sub %5 %6 : f64[]
+%8 = mul %7 %4 : f64[]
+%9 = neg %8 : f64[]
+return %9
+end
+"""
+)
+OF_PARTS = WEIGHTED.replace('weights = "smoker"\n', "").replace('"count", bounds = [0, 2]', '"number", bounds = [0, 2]')
+
+
+@pytest.mark.parametrize("policy", ["", 'record_id = ["person"]'])
+@pytest.mark.parametrize("part", [0, 1e-9])
+def test_a_model_file_that_takes_out_few_by_a_column_is_refused(site, monkeypatch, part, policy):
+    """As before, the values of all records were the same; the file is one that the policy allows."""
+    if part or policy:
+        # It is tried once.
+        monkeypatch.setattr(start, "try_model_file", lambda *given: None)
+    people = [(*row[:3], part if k == 7 else 1, row[4]) for k, row in enumerate(PEOPLE)]
+    gradient = fine_gradient(site(FIRST, people, policy))
+    with pytest.raises(Refused, match="SIMILAR_RECORDS"):
+        site(OF_PARTS, people, policy, PARTLY)
+    missing = gradient - fine_gradient(site(OF_PARTS, people, policy + "\nleast_difference = 1", PARTLY))
+    assert abs(10 * missing[2] / missing[0] + 50 - PEOPLE[7][2]) < 2
+    # The same file of all, again, and of many fewer.
+    everybody, policy = [(*row[:3], 1, row[4]) for row in PEOPLE], policy + '\ndataset = "other"'
+    exact_gradient(site(FIRST, everybody, policy))
+    exact_gradient(site(OF_PARTS, everybody, policy, PARTLY), points=2)
+    site(OF_PARTS.replace('"second"', '"third"'), everybody, policy, PARTLY)
+    site(OF_PARTS, [(*row[:3], k % 2, row[4]) for k, row in enumerate(PEOPLE)], policy, PARTLY)
+
+
+def test_a_model_file_that_takes_half_of_one_record_is_not_found(site, monkeypatch):
+    """What remains (docs/study-security.md): she is in both studies, and their difference is half of her record."""
+    monkeypatch.setattr(start, "try_model_file", lambda *given: None)
+    people = [(*row[:3], 0.5 if k == 7 else 1, row[4]) for k, row in enumerate(PEOPLE)]
+    missing = fine_gradient(site(FIRST, people)) - fine_gradient(site(OF_PARTS, people, "", PARTLY))
+    assert abs(10 * missing[2] / missing[0] + 50 - PEOPLE[7][2]) < 4
+
+
+def test_a_model_file_that_takes_out_an_age_is_refused(site):
+    """A part that is a function of a column: three of 150 are 65."""
+    people = [(*row[:2], 65 if k < 3 else row[2] + (row[2] == 65), *row[3:]) for k, row in enumerate(PEOPLE)]
+    exact_gradient(site(FIRST, people))
+    with pytest.raises(Refused, match="SIMILAR_RECORDS"):
+        site(SECOND.replace("drug + age", "drug"), people, "", BUT_AN_AGE)
+    site(SECOND.replace("drug + age", "drug"), people, "least_difference = 1", BUT_AN_AGE)
+
+
+@pytest.mark.parametrize("rest", [0, 1e-9])
+def test_a_model_file_to_which_few_records_add_is_refused(site, monkeypatch, rest):
+    """Whether or not there was a study before."""
+    monkeypatch.setattr(start, "try_model_file", lambda *given: None)
+    people = [(*row[:3], 1 if k in (3, 50, 90) else rest, row[4]) for k, row in enumerate(PEOPLE)]
+    with pytest.raises(Refused, match="POLICY_RECORDS"):
+        site(OF_PARTS, people, "", PARTLY)
+
+
+def test_a_formula_that_takes_out_few_is_refused(site):
+    """No intercept, and a column of ones in its place that is 0 for three."""
+    people = [(*row[:3], int(k >= 3), row[4]) for k, row in enumerate(PEOPLE)]
+    flagged = OF_PARTS.replace("ill ~ drug + age", "ill ~ 0 + smoker + smoker:drug + smoker:age")
+    gradient = fine_gradient(site(FIRST, people))
+    with pytest.raises(Refused, match="SIMILAR_RECORDS"):
+        site(flagged, people)
+    agent = site(flagged, people, "least_difference = 1")
+    missing = gradient[0] - fine_gradient(agent, len(agent.study.names))[0]
+    assert abs(missing - sum(0.5 - (row[0] == "yes") for row in PEOPLE[:3])) < 0.2

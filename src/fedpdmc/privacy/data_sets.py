@@ -240,18 +240,22 @@ class DataSets:
         except (sqlite3.Error, OSError, zlib.error) as error:
             raise explained(self.path, "use", error) from error
 
-    def hash_records(
-        self, columns: Mapping[str, Iterable[str]], parts: Mapping[str, np.ndarray] | None = None
-    ) -> RecordSet:
-        """The keyed hashes of records, whose values are texts by column, with `PERSON` if known; and their `PARTS`."""
+    def secret(self) -> bytes:
+        """The key of the hashes."""
         with self._transaction() as db:
             if (kept := db.execute("SELECT secret FROM meta").fetchone()) is None:
                 kept = (secrets.token_bytes(32),)
                 db.execute("INSERT INTO meta VALUES (?)", kept)
-        hashes = []
+        return kept[0]
+
+    def hash_records(
+        self, columns: Mapping[str, Iterable[str]], parts: Mapping[str, np.ndarray] | None = None
+    ) -> RecordSet:
+        """The keyed hashes of records, whose values are texts by column, with `PERSON` if known; and their `PARTS`."""
+        secret, hashes = self.secret(), []
         for name, values in columns.items():
             found, which = np.unique(np.asarray(list(values), dtype=object), return_inverse=True)
-            macs = b"".join(hmac.digest(kept[0], json.dumps([name, text]).encode(), "sha256")[:8] for text in found)
+            macs = b"".join(hmac.digest(secret, json.dumps([name, text]).encode(), "sha256")[:8] for text in found)
             hashes.append(np.frombuffer(macs, np.uint64)[which])
         parts = {} if parts is None else parts
         hashes += [np.asarray(values, float).view(np.uint64) for values in parts.values()]
