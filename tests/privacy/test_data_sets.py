@@ -429,6 +429,18 @@ def test_weights_whose_usual_value_changes_do_not_hide_that_few_differ(site, cha
     site(weighted("second"), [(*row[:5], 1 + k % 3) for k, row in enumerate(people)], policy)
 
 
+def test_records_with_the_same_values_and_other_parts_are_told_apart(tmp_path):
+    """Of a hundred with the same values, each with a part of its own, the one with the least is left out."""
+    register, parts = DataSets(tmp_path), np.log(1 + np.arange(100.0))
+    found = register.hash_records({"ill": ["yes"] * 100}, {"\0log weight": parts - parts[0]})
+    for left, similar in ((parts[1:], True), (parts[::2], False), (parts, False), (parts[::-1] + 1, False)):
+        other = register.hash_records({"ill": ["yes"] * len(left)}, {"\0log weight": left - left[0]})
+        assert is_similar(other, [found], 20) is similar
+    # Equal in size, of other sign.
+    signs = [register.hash_records({"ill": ["yes"] * 100}, {"\0offset": np.repeat([0.0, x], [95, 5])}) for x in (2, -2)]
+    assert is_similar(signs[0], signs[1:], 20)
+
+
 def test_records_of_weight_zero_are_in_no_number_of_records(site):
     """Eighteen of 150 have a weight: a study of eighteen records, which the policy does not allow."""
     people = [(*row[:3], int(k % 8 == 0 and k < 144), row[4]) for k, row in enumerate(PEOPLE)]

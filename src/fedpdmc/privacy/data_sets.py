@@ -137,11 +137,14 @@ class _Side(NamedTuple):
     parts: np.ndarray
 
     def ordered(self) -> _Side:
-        """In order of keys and parts; a key that occurs again gets the number of the time."""
+        """In order of keys and parts."""
         order = np.lexsort((*self.parts, self.keys))
-        keys = self.keys[order]
-        again = np.arange(len(keys)) - np.searchsorted(keys, keys)
-        return _Side(keys + again.astype(np.uint64) * SPREAD, self.parts[:, order])
+        return _Side(self.keys[order], self.parts[:, order])
+
+    def numbered(self) -> np.ndarray:
+        """The keys of an ordered side; one that occurs again has the number of the time."""
+        again = np.arange(len(self.keys)) - np.searchsorted(self.keys, self.keys)
+        return self.keys + again.astype(np.uint64) * SPREAD
 
 
 def _excess(one: np.ndarray, other: np.ndarray) -> int:
@@ -158,15 +161,14 @@ def _differing(one: _Side, other: _Side) -> list[float]:
     one side only, and the change of its part for one that is on both. If those of most records are tiny, a few count.
     """
     one, other = one.ordered(), other.ordered()
-    _, left, right = np.intersect1d(one.keys, other.keys, assume_unique=True, return_indices=True)
+    _, left, right = np.intersect1d(one.numbered(), other.numbered(), assume_unique=True, return_indices=True)
     change = one.parts[:, left] - other.parts[:, right]
     common = np.median(change, axis=1) if len(left) else np.zeros(len(PARTS))
     unequal = [one.keys, other.keys]
     for row, shift in enumerate(common):
         for side, parts in enumerate((one.parts[row] - shift, other.parts[row])):
-            unequal[side] = unequal[side] + (np.round(parts, DIGITS) + 0.0).view(np.uint64) * (
-                SPREAD << np.uint64(row + 1)
-            )
+            whole = np.round(parts * 10.0**DIGITS).astype(np.int64).view(np.uint64)
+            unequal[side] = unequal[side] + whole * (SPREAD + np.uint64(2 * row + 2))
     size = np.abs(change - common[:, None]).max(0, initial=0.0).clip(None, 1.0)
     sizes = np.append(
         np.where(size < LEAST_CHANGE, 0.0, size), np.ones(max(len(one.keys), len(other.keys)) - len(left))
