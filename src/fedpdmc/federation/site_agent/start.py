@@ -155,7 +155,7 @@ def admit(
         policy.check(name, study, study.count(records[present]))
     count = study.count(records[present])
     if study.epsilon is None:
-        check_cells(study, records[present], policy.least_cell)
+        check_cells(study, records.loc[present], policy.least_cell)
         check_shares(study, records, policy.largest_share)
     texts = {column: np.array(identifying_texts(values)) for column, values in records.attrs["raw"].items()}
     # Outcomes are what the relation "label" protects: they must not decide whether the site takes part.
@@ -167,8 +167,7 @@ def admit(
         if any("" in texts[column] for column in policy.record_id):
             raise InputError("policy.toml: record_id", "a record without a value", "Name columns that are never empty.")
     offset = study.offset(records) if study.formula else None
-    given = (None if x is None else x[present] for x in (weights, trials, offset))
-    parts = record_parts(*given)
+    parts = record_parts(weights[present], *(None if x is None else x[present] for x in (trials, offset)))
     use = Use(study.name, study.digest.hex(), name, policy.dataset or "", exact)
     known = register.hash_records(columns, parts), use, policy.least_difference or 0
     register.use(*known, register=False)
