@@ -20,6 +20,10 @@ COORDINATOR = "coordinator"  # its name in certificates
 MOST_NAME = 64  # characters of a site's name
 # In no site's name: a name is a part of paths, of a certificate's subject and of command lines.
 NOT_IN_NAMES = frozenset("/\\=,`$\"';&|<>*?!(){}[]#~%^")
+# Letters, marks and a symbol without ink, which Python takes for printable: "age" and "age" with one of them look alike.
+INVISIBLE = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
 # A host's name, an IPv4 or an IPv6 address. It cannot begin with a hyphen: it would be an option of a command.
 HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}|\[[0-9A-Fa-f:.]{2,45}\]|[0-9A-Fa-f:.]{2,45}")
 
@@ -122,6 +126,27 @@ def suggest(value: Any, allowed: Collection[str]) -> str:
     return f"Did you mean {near[0]!r}? " if near else ""
 
 
+def is_plain(text: str) -> bool:
+    """Whether a line of text has no character that is invisible, moves a cursor or changes the order of the others."""
+    return text.isprintable() and INVISIBLE.search(text) is None
+
+
+def check_plain(text: str, where: str) -> None:
+    """Refuse a text of several lines that a person cannot read as a program does: see `is_plain`.
+
+    Raises
+    ------
+    InputError
+        Names the line and the character.
+    """
+    for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), 1):
+        for letter in line:
+            if letter != "\t" and unicodedata.category(letter) != "Zs" and not is_plain(letter):
+                found = f"the character U+{ord(letter):04X} ({unicodedata.name(letter, 'control')}) in line {number}"
+                remedy = "It is invisible, or changes what is shown. Remove it, and ask the author why it was there."
+                raise InputError(where, found, remedy)
+
+
 def one_script(name: str) -> bool:
     """Whether a name's letters are of one script and in normal form, so that no two names look alike."""
     scripts = {unicodedata.name(letter, "?").split()[0] for letter in name if letter.isalpha()}
@@ -137,7 +162,7 @@ def check_host(name: Any, argument: str) -> str:
 
 def check_name(name: str) -> str:
     """A site's name, if a certificate and a command line may have it; not the coordinator's."""
-    good = isinstance(name, str) and 0 < len(name) <= MOST_NAME and name.isprintable() and name == name.strip()
+    good = isinstance(name, str) and 0 < len(name) <= MOST_NAME and is_plain(name) and name == name.strip()
     if not good or NOT_IN_NAMES & set(name) or name in (".", "..") or name[0] == "-" or not one_script(name):
         raise InputError(
             "site name",

@@ -592,6 +592,71 @@ def test_joining_does_not_tell_who_is_there_by_a_formula(tmp_path, monkeypatch, 
     assert joined == ([False, False] if checked else [False, True])
 
 
+PRESSURE = (
+    'pressure = { type = "number", bounds = [60, 240] }\nweight = { type = "number", bounds = [0, 200] }\n\n[prior]'
+)
+# At one age and pressure, between the public places of the other columns.
+PEAK = "I(0.001 / ((age - 53) ** 2 + (pressure - 136) ** 2 + 0.000001))"
+
+
+@pytest.mark.parametrize("derivatives", ["none", "own"])
+@pytest.mark.parametrize("checked", [True, False])
+def test_nor_by_a_term_that_is_narrow_between_the_places(tmp_path, monkeypatch, checked, derivatives):
+    """As before, a site took part, or declined a release, exactly if somebody was there."""
+    if not checked:
+        monkeypatch.setattr(read_data, "narrow_term", lambda *given: "")
+    contract = SPIKE if derivatives == "none" else OWN
+    term = "I(0.001 / ((age - 65) ** 2 + 0.000001))" if derivatives == "none" else "age"
+    contract = contract.replace(f"+ {term}", f"+ {PEAK}").replace("[prior]", PRESSURE)
+    told = []
+    for pressure in (136, 220):
+        folder = Guarded(tmp_path / str(pressure), contract, CAREFUL + f'dataset = "{pressure}"\n')
+        lines = [
+            f"{'yes' if k % 3 else 'no'},{'verum' if k % 2 else 'placebo'},{60 + k % 20},{200 + k % 40}"
+            for k in range(99)
+        ]
+        text = ["ill,drug,age,pressure", *lines, f"yes,verum,53,{pressure}"]
+        (folder.path / "north.csv").write_text("\n".join(text) + "\n")
+        try:
+            agent = folder.agent("north", folder.path / "store")
+            told.append(code(derive(agent, [0.0, 0.0, 0.0])) if derivatives == "own" else "joined")
+            agent.log.close()
+        except InputError as error:
+            told.append("narrow" if "one part in 64 of the declared ranges" in str(error) else "one record")
+    before = ["FEW_RECORDS", None] if derivatives == "own" else ["one record", "joined"]
+    assert told == (["narrow"] * 2 if checked else before)
+
+
+@pytest.mark.parametrize(
+    "term",
+    [
+        PEAK,
+        "I(1 / ((age - 53) ** 2 + (pressure - 136) ** 2 + (weight - 71) ** 2 + 0.000001))",
+        "I(1 / ((age - 53) ** 2 + (pressure - 136) ** 2 + 0.000001) + age * pressure)",
+        "I(1 / ((age - 53) ** 2 + 4)):I(1 / ((pressure - 136) ** 2 + 9))",
+        "log(1 + 1000000 / (1 + 1000000 * (age - 65) ** 2))",
+        "poly(1 / ((age - 65) ** 2 + 0.000001), 2, raw=True)",
+        "I(1 / ((age - pressure + 66) ** 2 + 0.000001))",
+    ],
+)
+def test_narrow_terms_are_found_in_any_function_in_products_and_along_no_column(term):
+    contract = SPIKE.replace("I(0.001 / ((age - 65) ** 2 + 0.000001))", term).replace("[prior]", PRESSURE)
+    assert "one part in 64" in read_data.narrow_term(parse_study(contract.encode()), 0.75)
+
+
+def test_an_offset_that_is_large_at_one_age_is_narrow():
+    contract = SPIKE.replace('"logistic"', '"poisson"').replace(
+        'ill = { type = "level", levels = ["no", "yes"] }', 'ill = { type = "count", bounds = [0, 9] }'
+    )
+    for offset, narrow in (
+        ("I(10 / (1 + 1000000 * (age - 65) ** 2))", True),
+        ("log(age)", False),
+        ("I(age / 20)", False),
+    ):
+        made = contract.replace("I(0.001 / ((age - 65) ** 2 + 0.000001))", f"age + offset({offset})")
+        assert bool(read_data.narrow_term(parse_study(made.encode()), 0.75)) is narrow
+
+
 @pytest.mark.parametrize(
     "term",
     [
@@ -601,6 +666,10 @@ def test_joining_does_not_tell_who_is_there_by_a_formula(tmp_path, monkeypatch, 
         "I(age * weight)",
         "I((age - 40) * (weight - 80))",
         "I(age / 10)",
+        "I((age - weight) ** 2 - 2 * age * weight + 4)",
+        "poly(age, 3, raw=True)",
+        "log(1 + weight)",
+        "bs(age, knots=[30, 40, 50, 60, 70]):I(weight ** 2)",
     ],
 )
 def test_usual_terms_are_not_narrow(term):

@@ -12,9 +12,11 @@ import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.certificates import make_keys, read_credentials
 from fedpdmc.errors import BadAnswer, Refused, RequestRefused
-from fedpdmc.federation import messages
+from fedpdmc.federation import joint_plans, messages
 from fedpdmc.federation.joint_plans import _compare, fingerprint, whole
 from fedpdmc.federation.session import join
+from fedpdmc.federation.site_agent import start
+from fedpdmc.federation.site_agent.audit_log import site_seed
 from fedpdmc.federation.site_agent.audit_replay import replay
 from fedpdmc.federation.site_agent.start import open_agent
 from fedpdmc.federation.transport import DirectTransport
@@ -30,11 +32,11 @@ KINDS = {
 }
 
 
-def agent_of(folder, name, store, enforced=True):
+def agent_of(folder, name, store, enforced=True, seed=SITE_SEED):
     """A site with a policy and a certificate, as on a network."""
     agent = open_agent(
         folder.study, name, folder.data[name], store=store / name, policy=read_policy(folder.path / "policy.toml"),
-        seed=SITE_SEED, credentials=read_credentials(folder.keys(name)),
+        seed=seed, credentials=read_credentials(folder.keys(name)),
     )  # fmt: skip
     agent.computation.own.enforced = enforced
     return agent
@@ -270,6 +272,64 @@ def test_nobody_chooses_the_seed(few_rounds, stopped, tmp_path):
     assert told(agent, changed(sent[at + 2], evidence=seeds[:-1])) == "NOT_JOINT"
     assert told(agent, sent[at + 2]) == "Arrivals"
     agent.log.close()
+
+
+@pytest.fixture
+def asked(few_rounds, tmp_path):
+    """Answers of north to requests, from a store, by a process that ends then; its seed is its own."""
+
+    def ask(store, *requests):
+        site_seed(store / "north", SITE_SEED)
+        agent = agent_of(few_rounds, "north", store, seed=None)
+        try:
+            agent.join(messages.encode(messages.Welcome(messages.decode(requests[0]).run, few_rounds.study.digest)))
+            return [messages.decode(agent.answer(data)) for data in requests]
+        finally:
+            agent.log.close()
+
+    return ask
+
+
+@pytest.mark.parametrize("fresh", [True, False], ids=["fresh", "as before"])
+def test_a_site_restored_from_before_its_opening_announces_another_seed(
+    few_rounds, stopped, asked, tmp_path, monkeypatch, fresh
+):
+    """As before it was the same: who had seen it revealed could choose the coordinator's own, and with it the stream."""
+    if not fresh:
+        monkeypatch.setattr(start, "opening_secret", lambda folder, new, asked: b"")
+    sent, revealed = stopped[1], []
+    at = sequence_of(sent, messages.Open)
+    asked(tmp_path / "backup", *sent[:at])
+    for place in range(2):
+        shutil.copytree(tmp_path / "backup", store := tmp_path / str(place))
+        seed = bytes([place]) * 32
+        commitment = joint_plans._hash("commitment", seed)
+        opening = messages.encode(dataclasses.replace(messages.decode(sent[at]), commitment=commitment))
+        (first,), (again,) = asked(store, opening), asked(store, opening)
+        # Killed before the answer was in the log: the same opening has the same answer.
+        shutil.copytree(tmp_path / "backup", killed := tmp_path / f"killed {place}")
+        if fresh:
+            shutil.copy(store / "north" / "opening.key", killed / "north" / "opening.key")
+        (killed_once,) = asked(killed, opening)
+        assert first.commitment == again.commitment == killed_once.commitment != messages.NOTHING_ASKED
+        south = messages.decode(sent[at + 1]).openings[1]
+        openings = messages.decode(sent[at + 1])
+        reveal = messages.encode(dataclasses.replace(openings, openings=(messages.encode(first), south)))
+        revealed += [one.seed for one in asked(store, reveal)]
+        assert joint_plans._hash("commitment", revealed[-1]) == first.commitment
+        found = replay(few_rounds.study, "north", few_rounds.data["north"], store=store / "north")
+        assert not found.different and found.same == at + 2
+    assert (revealed[0] != revealed[1]) is fresh
+
+
+def test_a_site_that_lost_the_seed_of_its_opening_does_not_reveal_another(stopped, asked, tmp_path):
+    sent = stopped[1]
+    at = sequence_of(sent, messages.Open)
+    (*_, first) = asked(tmp_path, *sent[: at + 1])
+    (tmp_path / "north" / "opening.key").unlink()
+    openings = messages.decode(sent[at + 1])
+    reveal = dataclasses.replace(openings, openings=(messages.encode(first), openings.openings[1]))
+    assert asked(tmp_path, messages.encode(reveal))[0].code == "NOT_JOINT"
 
 
 def test_every_seed_moves_the_stream(few_rounds):

@@ -112,6 +112,8 @@ def turning(**changes):
 @pytest.mark.parametrize(
     ("message", "field"),
     [
+        (wire.Hello("nor\ufe0fth", DIGEST, "fedpdmc 0", DIGEST), "site"),
+        (wire.Hello("nor\u202eth", DIGEST, "fedpdmc 0", DIGEST), "site"),
         (wire.Derive(RUN, 1, np.array([0.0, np.nan])), "x"),
         (wire.Derivatives(RUN, 1, DIGEST, np.inf, arrays(2), arrays(2, 2)), "value"),
         (wire.Derivatives(RUN, 1, DIGEST, 0.0, arrays(2), arrays(2, 3)), "hessian"),

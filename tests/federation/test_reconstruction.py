@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
-from scipy.optimize import Bounds, LinearConstraint, milp, minimize
+from scipy.optimize import Bounds, LinearConstraint, milp, minimize, nnls
 from tests.federation.requests import RUN
 from tests.federation.studies import SITE_SEED
 
@@ -392,3 +392,78 @@ def test_one_reflection_tells_whether_somebody_is_there_and_a_draw_does_not(tmp_
         ]
         assert len(time) == CHAINS
         assert (off[0].max() < 1e-12 and off[1].min() > 1e-9) == (bounce == "reflect")
+
+
+FAR, FAR_RECORDS, FAR_REQUESTS = 300.0, 400, 20
+
+
+def far_plans(rng):
+    """Places at which each age has a slope of its own, and directions there: every outcome that is not expected counts."""
+    between, drug = rng.choice(np.arange(-2.25, 4.5, 0.5), CHAINS), rng.choice([0.0, 10.0, -10.0], CHAINS)
+    way = np.c_[-between, drug, np.ones(CHAINS)] * rng.choice([-1.0, 1.0], CHAINS)[:, None]
+    v = rng.standard_normal((CHAINS, 3))
+    return FAR * way, v / np.linalg.norm(v, axis=1)[:, None]
+
+
+def most_likely(each, rang, v, time, mark):
+    """The counts by the chances of all times and drawn velocities, and the population's; each is smoothed less and less."""
+    along, chance = np.einsum("prk,pk->pr", each, v), FEW_VALUES.population()
+    own, towards = each[rang], -np.einsum("prk,pk->pr", each[rang], mark[rang])
+    counts = FAR_RECORDS * chance
+    for width in (30.0, 10.0, 3.0, 1.0):
+
+        def surprise(c, width=width):
+            rate, to, slope = along @ c, towards @ c, np.einsum("prk,r->pk", own, c)
+            (rate, of_rate), (to, of_to) = (
+                (width * np.logaddexp(0, r / width), sigmoid(r / width)) for r in (rate, to)
+            )
+            size, ratio = np.linalg.norm(slope, axis=1), np.log(np.maximum(c, 1e-9) / (FAR_RECORDS * chance))
+            value = time @ rate - np.log(rate[rang]).sum() - np.log(to / size).sum() + np.sum(c * ratio - c)
+            gradient = along.T @ (time * of_rate) - along[rang].T @ (of_rate / rate)[rang] - towards.T @ (of_to / to)
+            return value, gradient + np.einsum("prk,pk->r", own, slope / size[:, None] ** 2) + ratio
+
+        found = minimize(surprise, counts, jac=True, bounds=[(1e-6, None)] * len(counts), options={"maxiter": 500})
+        counts = found.x
+    return counts
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("bounce", ["draw", "reflect"])
+def test_chosen_plans_far_out_under_a_wide_prior_give_all_rows_of_reflections_and_few_of_draws(
+    tmp_path, monkeypatch, capsys, bounce
+):
+    """Bouncy Particle, arrivals only, a prior of scale 1,000, and a site that answers any plan: 20,000 plans."""
+    monkeypatch.setattr(Study, "dynamics", lambda study: fp.BouncyParticle(bounce=bounce))
+    study = parse_study(quiet("BouncyParticle").text.replace(b"scale = 2.5", b"scale = 1000.0"))
+    counts, rng = FEW_VALUES.sample(11, FAR_RECORDS), np.random.default_rng(12)
+    site, horizon = Site(tmp_path / bounce, counts, study), 0.2
+    seen = []
+    for number in range(FAR_REQUESTS):
+        x, v = far_plans(rng)
+        one = np.full(CHAINS, number), x, np.full((CHAINS, 1), horizon), v[:, None], np.arange(CHAINS)
+        answer = site.ask(messages.Plans(RUN, number + 2, *one))
+        time, _, mark = answer.arrivals()
+        every, place = np.full(CHAINS, horizon), np.full((CHAINS, 3), np.nan)
+        every[np.flatnonzero(answer.rang)], place[np.flatnonzero(answer.rang)] = time, mark
+        seen.append((x, v, every, place))
+    bits = site.agent.computation.information.bits / FAR_RECORDS
+    site.agent.log.close()
+    x, v, time, mark = (np.concatenate(each) for each in zip(*seen, strict=True))
+    each = (sigmoid(np.clip(x @ DESIGN.T, -50, 50)) - FEW_VALUES.outcome)[:, :, None] * DESIGN  # (plans, rows, 3)
+    rang = np.isfinite(mark[:, 0])
+    if bounce == "reflect":
+        # A normal is a multiple of the gradient: a linear equation for the counts.
+        normal, own = mark[rang][:500], each[rang][:500]
+        across = np.concatenate(
+            [normal[:, None, k] * own[:, :, k - 1] - normal[:, None, k - 1] * own[:, :, k] for k in range(3)]
+        )
+        whole = np.r_[np.zeros(len(across)), FAR_RECORDS]
+        guess = np.round(nnls(np.r_[across, np.ones((1, len(counts)))], whole)[0])
+    else:
+        guess = most_likely(each, rang, v, time, mark)
+    share = agreement(counts, guess)
+    usual = agreement(counts, FAR_RECORDS * FEW_VALUES.population())
+    with capsys.disabled():
+        words = f"{bounce}: {100 * share:.1f} % of {FAR_RECORDS}, the population's table {100 * usual:.1f} %"
+        print(f"{words}, {rang.sum()} arrivals, {bits:.2f} bits each")
+    assert share > 0.99 if bounce == "reflect" else usual < share < 0.99

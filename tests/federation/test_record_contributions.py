@@ -3,15 +3,21 @@
 import hashlib
 
 import numpy as np
+import pandas as pd
 import pytest
 from tests.federation.test_derivative_disclosure import CAREFUL, OWN, Guarded, code, derive
 from tests.study.contracts import DIGEST, MODEL_FILE, with_model_file
+from tests.study.test_model_contracts import TREND, trend_contract
 
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.federation.derivative_plausibility import Plausible
 from fedpdmc.federation.site_agent import start
-from fedpdmc.federation.site_agent.derivative_disclosure import ReleasePlace
-from fedpdmc.study import parse_study
+from fedpdmc.federation.site_agent.derivative_disclosure import (
+    ReleasePlace,
+    contributing_records,
+    tried_points,
+)
+from fedpdmc.study import parse_study, read_records
 from fedpdmc.study.record_shares import largest_combined_share, largest_leverage, leverages
 
 # Whether someone of a given age is ill moves a parameter of its own.
@@ -103,3 +109,24 @@ def test_no_record_has_more_than_the_bound_that_the_contract_gives(x, tmp_path):
     assert np.all(np.abs(told.gradient) <= slope) and np.all(np.abs(told.hessian) <= curvature)
     assert np.all(np.isfinite(slope)) and np.all(np.isfinite(curvature))
     assert np.all(slope < 1000 * np.abs(told.gradient).max(0))
+
+
+def test_rows_of_a_group_are_in_a_study_if_its_gradient_needs_them():
+    """A line through zero: visits at zero add nothing, and nor does a patient who has no others."""
+    study = parse_study(trend_contract().encode(), lambda name: TREND.encode())
+    frame = pd.DataFrame({"patient": [f"p{k // 3}" for k in range(90)], "y": np.arange(90.0) % 7})
+    frame["at"] = np.where(np.arange(90) < 3, 0.0, np.arange(90) % 3.0)
+    adding, number = contributing_records(study, "north", frame, b"secret")
+    assert adding.tolist() == [bool(at) for at in frame["at"]] and 20 < number <= 60
+    # The same points for the same secret, and others for another.
+    points = [tried_points(study, secret) for secret in (b"secret", b"secret", b"other")]
+    assert (points[0] == points[1]).all() and not (points[0] == points[2]).any()
+
+
+def test_records_far_from_the_usual_ones_are_in_a_study(tmp_path):
+    """One stay of 116 days among days: no ordinary record adds less than a thousandth of the usual."""
+    study = Study(tmp_path, MODEL_FILE).study
+    frame = read_records(study, tmp_path / "north.csv")
+    frame.loc[0, "age"] = 40.0
+    adding, number = contributing_records(study, "north", frame, b"secret")
+    assert adding.all() and number > 20

@@ -143,6 +143,8 @@ end
         ("end\n", "end\nend\n", "usual form"),
         ("title a test", "title a\x07test", "printable"),
         ("title a test", "title ä test", "ASCII"),
+        ("title a test", "title a \u202etset", r"line 2: found a character that is not ASCII \('\\u202e'\)"),
+        ("end\n", "\u200bend\n", r"line \d+: found a character that is not ASCII \('\\u200b'\)"),
         ("mul a %1", "mul a 1.50", "usual form"),
         ("mul a %1", "mul a 1e999", "where a name belongs"),
         ("minus_log_likelihood", "variables", "no minus_log_likelihood"),

@@ -124,6 +124,8 @@ def rewritten(bundle, to, **changes):
         {"study.toml": None},
         {"README.txt": b"\0" * 2**21},
         {"authority.pem": b"none"},
+        {"README.txt": "Compare \u202eHSAH\u202c with its sender.".encode()},
+        {"README.txt": b"Compare the hash.\x1b[1A\x1b[2K"},
         {"bundle.json": b"[]"},
         {"bundle.json": b"{"},
         {"bundle.json": json.dumps({"format": 1, "coordinator": 5, "server_name": "a", "fedpdmc": "1"}).encode()},
@@ -142,6 +144,10 @@ def test_a_bundle_that_was_changed_is_refused_and_nothing_is_unpacked(folder, tm
     with pytest.raises(InputError) as error:
         read_bundle(rewritten(tmp_path / "study.zip", tmp_path / "changed.zip", **{"x\x1b[2J\nReady. Run: id": b"x"}))
     assert str(error.value).isprintable()
+    certificate = (folder.path / "keys" / "authority" / "authority.pem").read_text()
+    hidden = {"authority.pem": ("# of this\u200b study\n" + certificate).encode()}
+    with pytest.raises(InputError, match=r"bundle: authority.pem: found the character U\+200B"):
+        read_bundle(rewritten(tmp_path / "study.zip", tmp_path / "changed.zip", **hidden))
     (tmp_path / "changed.zip").unlink()
     (tmp_path / "text.zip").write_text("no archive")
     with pytest.raises(InputError, match="fedpdmc bundle"):

@@ -1,5 +1,6 @@
 """Two studies of one site whose records differ in few: a coordinator subtracts, and the site's register prevents it."""
 
+import hashlib
 import multiprocessing
 import os
 import socket
@@ -12,7 +13,7 @@ import numpy as np
 import polars as pl
 import pytest
 from tests.federation.studies import SITE_SEED
-from tests.study.contracts import CONTRACT, POLICY, rows
+from tests.study.contracts import CONTRACT, DIGEST, POLICY, rows, with_model_file
 from typer.testing import CliRunner
 
 from fedpdmc.cli import app
@@ -49,7 +50,9 @@ PEOPLE = [(*row, "no", f"P{place:04}") for place, row in enumerate(rows("north",
 
 
 def table(path, people):
-    path.write_text("\n".join(["ill,drug,age,smoker,person", *(",".join(map(str, row)) for row in people)]) + "\n")
+    """A file of people, of whom all or none have a second weight."""
+    head = "ill,drug,age,smoker,person" + ",second" * (len(people[0]) == 6)
+    path.write_text("\n".join([head, *(",".join(map(str, row)) for row in people)]) + "\n")
     return path
 
 
@@ -58,8 +61,10 @@ def site(tmp_path):
     """Opens the agent of a site for a contract, its people and the additions to its policy."""
     opened = []
 
-    def open_site(contract, people, policy="", **options):
-        place, study = tmp_path / str(len(opened)), parse_study(contract.encode())
+    def open_site(contract, people, policy="", file="", **options):
+        if file:
+            contract = with_model_file(contract).replace(DIGEST, hashlib.sha256(file.encode()).hexdigest())
+        place, study = tmp_path / str(len(opened)), parse_study(contract.encode(), lambda name: file.encode())
         place.mkdir()
         (place / "policy.toml").write_text(CAREFUL + policy)
         opened.append(None)
@@ -206,6 +211,18 @@ def test_other_people_take_part_if_the_site_says_who_they_are(site):
         site(SECOND, [(*PEOPLE[0][:4], ""), *others], 'record_id = ["person"]')
     with pytest.raises(InputError, match="no column 'patient'"):
         site(SECOND, others, 'record_id = ["patient"]')
+
+
+@pytest.mark.parametrize(
+    "order", [("", 'record_id = ["person"]'), ('record_id = ["person"]', "")], ids=["later", "earlier"]
+)
+def test_persons_with_several_records_that_are_named_later_are_compared_by_values(site, order):
+    """As before, all persons with two visits were new, and one patient more was not seen."""
+    visits = [(*row[:2], row[2] + visit / 10, *row[3:]) for row in PEOPLE for visit in range(2)]
+    exact_gradient(site(FIRST, visits, order[0]))
+    with pytest.raises(Refused, match="SIMILAR_RECORDS"):
+        site(SECOND, visits[2:], order[1])
+    site(SECOND, visits, order[1])
 
 
 def test_values_that_were_all_recoded_do_not_hide_persons(site):
@@ -361,25 +378,79 @@ def test_a_register_that_was_replaced_during_a_run_takes_no_charges(site):
         agent.computation.information.add_release(1.0)
 
 
-@pytest.mark.parametrize("marked", [True, False], ids=["marked", "as before"])
+@pytest.mark.parametrize("compared", [True, False], ids=["compared", "as before"])
 @pytest.mark.parametrize("policy", ["", 'record_id = ["person"]'])
-def test_weights_that_leave_out_few_are_refused(site, monkeypatch, policy, marked):
+def test_weights_that_leave_out_few_are_refused(site, policy, compared):
     """All patients, and those per protocol: a column of weights leaves out one, who is then known by subtraction."""
-    if not marked:
-        monkeypatch.setattr(start, "marked_records", lambda weights, *more: [""] * len(weights))
     people = [(*row[:3], int(place != 7), row[4]) for place, row in enumerate(PEOPLE)]
     first = site(FIRST, people, policy)
     gradient = fine_gradient(first)
-    if marked:
+    if compared:
         with pytest.raises(Refused, match="SIMILAR_RECORDS"):
             site(WEIGHTED, people, policy)
         # Weights that many records have are those of another question.
         half = [(*row[:3], 1 + place % 2, row[4]) for place, row in enumerate(PEOPLE)]
         site(WEIGHTED, half, policy)
     else:
-        left = site(WEIGHTED, people, policy)
+        left = site(WEIGHTED, people, policy + "\nleast_difference = 1")
         missing = gradient - fine_gradient(left)
         assert abs(10 * missing[2] / missing[0] + 50 - PEOPLE[7][2]) < 2
+
+
+def weighted(column, least=0):
+    """A contract with this column of weights."""
+    declared = f'{column} = {{ type = "number", bounds = [{least}, 9] }}\n\n[prior]'
+    text = FIRST.replace('"first"', f'"by {column}"').replace("[model]", f'[model]\nweights = "{column}"')
+    return text.replace("[prior]", declared)
+
+
+# Two weights of each of 150 patients: how much of a few of them is taken changes, and so does what is usual.
+OTHER_WEIGHTS = {
+    "left out": (lambda k: 1 + (k >= 76), lambda k: 0 if k < 3 else 1 + (k >= 76)),
+    "more of them": (lambda k: 1 + (k >= 76), lambda k: 3 if k < 3 else 1 + (k >= 76)),
+    "another unit": (lambda k: 1 + (k >= 76), lambda k: 7 if k < 3 else 2 + 2 * (k >= 76)),
+    "all differ": (lambda k: 1 + k / 100, lambda k: (0 if k < 3 else 3) * (1 + k / 100)),
+    "all differ, more of them": (lambda k: 1 + k / 100, lambda k: (0.1 if k < 3 else 3) * (1 + k / 100)),
+}
+
+
+@pytest.mark.parametrize("policy", ["", 'record_id = ["person"]'])
+@pytest.mark.parametrize("change", OTHER_WEIGHTS)
+def test_weights_whose_usual_value_changes_do_not_hide_that_few_differ(site, change, policy):
+    """As before, parts were compared with the usual one of each study: if that changed, so had everybody's."""
+    first, second = OTHER_WEIGHTS[change]
+    people = [(*row[:3], first(k), row[4], second(k)) for k, row in enumerate(PEOPLE)]
+    exact_gradient(site(weighted("smoker"), people, policy))
+    with pytest.raises(Refused, match="SIMILAR_RECORDS"):
+        site(weighted("second"), people, policy)
+    # The same parts of the same records, in another unit and up to rounding, and those of another question.
+    same = [(*row[:5], row[3] * 1.7 + 1e-13 * k) for k, row in enumerate(people)]
+    site(weighted("second"), same, policy)
+    site(weighted("second"), [(*row[:5], 1 + k % 3) for k, row in enumerate(people)], policy)
+
+
+def test_records_with_the_same_values_and_other_parts_are_told_apart(tmp_path):
+    """Of a hundred with the same values, each with a part of its own, the one with the least is left out."""
+    register, parts = DataSets(tmp_path), np.log(1 + np.arange(100.0))
+    found = register.hash_records({"ill": ["yes"] * 100}, {"\0log weight": parts - parts[0]})
+    for left, similar in ((parts[1:], True), (parts[::2], False), (parts, False), (parts[::-1] + 1, False)):
+        other = register.hash_records({"ill": ["yes"] * len(left)}, {"\0log weight": left - left[0]})
+        assert is_similar(other, [found], 20) is similar
+    # Equal in size, of other sign.
+    signs = [register.hash_records({"ill": ["yes"] * 100}, {"\0offset": np.repeat([0.0, x], [95, 5])}) for x in (2, -2)]
+    assert is_similar(signs[0], signs[1:], 20)
+
+
+def test_records_of_weight_zero_are_in_no_number_of_records(site):
+    """Eighteen of 150 have a weight: a study of eighteen records, which the policy does not allow."""
+    people = [(*row[:3], int(k % 8 == 0 and k < 144), row[4]) for k, row in enumerate(PEOPLE)]
+    with pytest.raises(Refused, match="POLICY_RECORDS"):
+        site(weighted("smoker"), people)
+    # Nor in a small cell: of the only level with three records two have a weight of zero.
+    few = [("verum" if k < 3 else "placebo", int(k not in (0, 1))) for k in range(150)]
+    people = [(row[0], few[k][0], row[2], few[k][1], row[4]) for k, row in enumerate(PEOPLE)]
+    with pytest.raises(InputError, match="only 1 records"):
+        site(weighted("smoker"), people)
 
 
 COUNTS = FIRST.replace('"logistic"', '"poisson"').replace(
@@ -409,6 +480,22 @@ def test_parts_that_all_differ_do_not_hide_that_records_are_the_same(site, part)
     assert abs(1 - change[0] - 9) < 0.5 and abs(10 * change[2] / change[0] + 50 - 83) <= 2
 
 
+# It takes out who is 83, and is a little different for everybody.
+AGED = "offset(I(age / 1000000 - 30 / (1 + 1000000 * (age - 83) ** 2)))"
+
+
+def test_an_offset_that_takes_out_few_is_refused(site):
+    """As before, all had another offset than usual, and nobody was taken for the same."""
+    people = [(int(row[0] == "yes"), row[1], min(row[2], 82), *row[3:]) for row in PEOPLE]
+    more = [*people, (9, "verum", 83, "no", "P9999")]
+    gradient = fine_gradient(site(COUNTS, more))
+    second = COUNTS.replace('"first"', '"second"').replace("drug + age", f"drug + age + {AGED}")
+    with pytest.raises(Refused, match="SIMILAR_RECORDS"):
+        site(second, more)
+    change = gradient - fine_gradient(site(second, more, "least_difference = 1"))
+    assert abs(change[0] - 1) < 0.2 and abs(10 * change[2] / change[0] + 50 - 83) <= 2
+
+
 TRIALS = (
     FIRST.replace('"first"', '"second"')
     .replace("[model]", '[model]\ntrials = "smoker"')
@@ -427,3 +514,95 @@ def test_trials_that_leave_out_few_are_refused(site):
         site(TRIALS, people)
     missing = gradient - fine_gradient(site(TRIALS, people, "least_difference = 1"))
     assert abs(10 * missing[2] / missing[0] + 50 - PEOPLE[one][2]) < 2
+
+
+# Logistic regression, of which a column takes a part of each record.
+PARTLY = """fedpdmc model 1
+title Binary regression of parts of records
+predictor eta f64[]
+column y f64[] binary
+column smoker f64[] real
+minus_log_likelihood
+%1 = logaddexp eta 0.0 : f64[]
+%2 = mul y eta : f64[]
+%3 = sub %1 %2 : f64[]
+%4 = mul smoker %3 : f64[]
+return %4
+end
+"""
+# The same with the part that everybody has but those of an age: 1 − exp(−10⁶ (age − 1.5)²).
+BUT_AN_AGE = (
+    PARTLY.replace("column smoker", "column age")[: PARTLY.index("%1") - 3]
+    + """%1 = sub age 1.5 : f64[]
+%2 = square %1 : f64[]
+%3 = mul %2 -1000000.0 : f64[]
+%4 = expm1 %3 : f64[]
+%5 = logaddexp eta 0.0 : f64[]
+%6 = mul y eta : f64[]
+%7 = sub %5 %6 : f64[]
+%8 = mul %7 %4 : f64[]
+%9 = neg %8 : f64[]
+return %9
+end
+"""
+)
+OF_PARTS = WEIGHTED.replace('weights = "smoker"\n', "").replace('"count", bounds = [0, 2]', '"number", bounds = [0, 2]')
+
+
+@pytest.mark.parametrize("policy", ["", 'record_id = ["person"]'])
+@pytest.mark.parametrize("part", [0, 1e-9])
+def test_a_model_file_that_takes_out_few_by_a_column_is_refused(site, monkeypatch, part, policy):
+    """As before, the values of all records were the same; the file is one that the policy allows."""
+    if part or policy:
+        # It is tried once.
+        monkeypatch.setattr(start, "try_model_file", lambda *given: None)
+    people = [(*row[:3], part if k == 7 else 1, row[4]) for k, row in enumerate(PEOPLE)]
+    gradient = fine_gradient(site(FIRST, people, policy))
+    with pytest.raises(Refused, match="SIMILAR_RECORDS"):
+        site(OF_PARTS, people, policy, PARTLY)
+    missing = gradient - fine_gradient(site(OF_PARTS, people, policy + "\nleast_difference = 1", PARTLY))
+    assert abs(10 * missing[2] / missing[0] + 50 - PEOPLE[7][2]) < 2
+    # The same file of all, again, and of many fewer.
+    everybody, policy = [(*row[:3], 1, row[4]) for row in PEOPLE], policy + '\ndataset = "other"'
+    exact_gradient(site(FIRST, everybody, policy))
+    exact_gradient(site(OF_PARTS, everybody, policy, PARTLY), points=2)
+    site(OF_PARTS.replace('"second"', '"third"'), everybody, policy, PARTLY)
+    site(OF_PARTS, [(*row[:3], k % 2, row[4]) for k, row in enumerate(PEOPLE)], policy, PARTLY)
+
+
+def test_a_model_file_that_takes_half_of_one_record_is_not_found(site, monkeypatch):
+    """What remains (docs/study-security.md): she is in both studies, and their difference is half of her record."""
+    monkeypatch.setattr(start, "try_model_file", lambda *given: None)
+    people = [(*row[:3], 0.5 if k == 7 else 1, row[4]) for k, row in enumerate(PEOPLE)]
+    missing = fine_gradient(site(FIRST, people)) - fine_gradient(site(OF_PARTS, people, "", PARTLY))
+    assert abs(10 * missing[2] / missing[0] + 50 - PEOPLE[7][2]) < 4
+
+
+def test_a_model_file_that_takes_out_an_age_is_refused(site):
+    """A part that is a function of a column: three of 150 are 65."""
+    people = [(*row[:2], 65 if k < 3 else row[2] + (row[2] == 65), *row[3:]) for k, row in enumerate(PEOPLE)]
+    exact_gradient(site(FIRST, people))
+    with pytest.raises(Refused, match="SIMILAR_RECORDS"):
+        site(SECOND.replace("drug + age", "drug"), people, "", BUT_AN_AGE)
+    site(SECOND.replace("drug + age", "drug"), people, "least_difference = 1", BUT_AN_AGE)
+
+
+@pytest.mark.parametrize("rest", [0, 1e-9])
+def test_a_model_file_to_which_few_records_add_is_refused(site, monkeypatch, rest):
+    """Whether or not there was a study before."""
+    monkeypatch.setattr(start, "try_model_file", lambda *given: None)
+    people = [(*row[:3], 1 if k in (3, 50, 90) else rest, row[4]) for k, row in enumerate(PEOPLE)]
+    with pytest.raises(Refused, match="POLICY_RECORDS"):
+        site(OF_PARTS, people, "", PARTLY)
+
+
+def test_a_formula_that_takes_out_few_is_refused(site):
+    """No intercept, and a column of ones in its place that is 0 for three."""
+    people = [(*row[:3], int(k >= 3), row[4]) for k, row in enumerate(PEOPLE)]
+    flagged = OF_PARTS.replace("ill ~ drug + age", "ill ~ 0 + smoker + smoker:drug + smoker:age")
+    gradient = fine_gradient(site(FIRST, people))
+    with pytest.raises(Refused, match="SIMILAR_RECORDS"):
+        site(flagged, people)
+    agent = site(flagged, people, "least_difference = 1")
+    missing = gradient[0] - fine_gradient(agent, len(agent.study.names))[0]
+    assert abs(missing - sum(0.5 - (row[0] == "yes") for row in PEOPLE[:3])) < 0.2

@@ -357,3 +357,48 @@ def test_messages_name_the_file_as_it_is_called(tmp_path):
 def test_one_limit_of_records_serves_the_budget_too():
     study = contract()
     assert study.most_records == study.budget().bounds.most_records == 10_000
+
+
+# A comment in which the key is hidden, reordered or taken back, and what people would read as the same word.
+UNSEEN = {
+    "U+202E (RIGHT-TO-LEFT OVERRIDE)": "\u202e", "U+2066 (LEFT-TO-RIGHT ISOLATE)": "\u2066",
+    "U+200B (ZERO WIDTH SPACE)": "\u200b", "U+FEFF (ZERO WIDTH NO-BREAK SPACE)": "\ufeff",
+    "U+00AD (SOFT HYPHEN)": "\u00ad", "U+034F (COMBINING GRAPHEME JOINER)": "\u034f",
+    "U+115F (HANGUL CHOSEONG FILLER)": "\u115f", "U+FE0F (VARIATION SELECTOR-16)": "\ufe0f",
+    "U+2800 (BRAILLE PATTERN BLANK)": "\u2800", "U+2028 (LINE SEPARATOR)": "\u2028",
+    "U+E0041 (TAG LATIN CAPITAL LETTER A)": "\U000e0041", "U+0085 (control)": "\u0085",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNSEEN)
+def test_what_a_person_does_not_see_is_refused_with_its_line(tmp_path, name):
+    """In comments too: contracts and policies are read and compared on terminals."""
+    letter = UNSEEN[name]
+    for text, line in (
+        (
+            CONTRACT.replace("[prior]", f"# agreed {letter} by all\n[prior]"),
+            CONTRACT.split("[prior]")[0].count("\n") + 1,
+        ),
+        (CONTRACT.replace('"two hospitals"', f'"two {letter}hospitals"'), 3),
+    ):
+        with pytest.raises(InputError, match=re.escape(f"study.toml: found the character {name} in line {line}.")):
+            parse_study(text.encode())
+    (tmp_path / "policy.toml").write_text(f"{POLICY}\n# least_records = 20 {letter}\n", encoding="utf-8")
+    with pytest.raises(InputError, match=re.escape(f"policy.toml: found the character {name} in line")):
+        read_policy(tmp_path / "policy.toml")
+    # Nor as an escape, in a name, a level or a text; what is shown of it is plain.
+    escaped = f"\\U{ord(letter):08x}"
+    for old, new in (
+        ("two hospitals", f"two{escaped}"),
+        ('"no", "yes"', f'"no", "yes", "yes{escaped}"'),
+        ("north", f"north{escaped}"),
+    ):
+        with pytest.raises(InputError) as error:
+            parse_study(CONTRACT.replace(old, new).encode())
+        assert letter not in str(error.value)
+
+
+def test_words_of_any_language_are_read():
+    """Letters with accents, of other scripts, spaces of other widths, and the ends of lines of Windows."""
+    text = CONTRACT.replace("[prior]", "# Précision\u00a0: âge en années, возраст, 年齢\u3000です, גיל\t(±)\n[prior]")
+    assert parse_study(text.encode()).names == parse_study(text.replace("\n", "\r\n").encode()).names

@@ -23,7 +23,7 @@ from fedpdmc.models.user_function import scalars
 from fedpdmc.study.record_shares import effective_number, largest_leverage, share_of_leverage
 from fedpdmc.study.schema import ASSESSMENTS
 from fedpdmc.study.study_response import Outcome
-from fedpdmc.validation import LEVEL
+from fedpdmc.validation import LEVEL, is_plain
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -158,7 +158,7 @@ class SiteAssessment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def _printable(value: Any) -> bool:
     if isinstance(value, dict):
         return all(_printable(one) for item in value.items() for one in item)
-    return not isinstance(value, str) or value.isprintable()
+    return not isinstance(value, str) or is_plain(value)
 
 
 def _curves(found: dict[str, list[float]]) -> bool:

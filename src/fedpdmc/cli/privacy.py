@@ -191,14 +191,14 @@ def _data_sets(
 ) -> None:
     """Print which record sets this site's studies have used, with and without budgets. Equal hashes are equal records."""
     from fedpdmc.privacy.budget import default_path
-    from fedpdmc.privacy.data_sets import PART, PERSON, DataSets
+    from fedpdmc.privacy.data_sets import PARTS, PERSON, DataSets
 
     register = DataSets((default_path() if path is None else path).parent)
     if not register.path.is_file():
         raise InputError("path", f"no register at {register.path}", "A site makes it when it first answers a request.")
     line = "{:<20} {:<16} {:<20} {:>9} {:<12} {:<5} {:>9} {}".format
     print(line("first release", "data set", "study", "records", "hash", "noise", "bits", "columns"))
-    shown = {PERSON: "(person)", PART: "(part)"}
+    shown = {PERSON: "(person)"} | {name: f"({name[1:]})" for name in PARTS}
     for use in register.uses():
         noise, columns = "no" if use.exact else "yes", ", ".join(shown.get(name, name) for name in use.columns)
         words = (_when(use.time), use.dataset, use.study, use.count, use.digest[:12], noise, f"{use.bits:.4g}", columns)

@@ -22,7 +22,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import equinox as eqx
@@ -176,19 +176,32 @@ class _Round(NamedTuple):
 class OwnPlans:
     """A site's part: it announces a seed and a key, both from a secret, signs its arrivals, and makes the plans for itself.
 
+    ``entropy`` returns what the seed of an opening depends on besides, by the hash of the request: new at every other
+    request, so that a site whose store was restored does not announce a seed that a coordinator has seen.
     Without ``credentials``, on a plain connection, nobody proves who he is. ``pinned`` has the fingerprints of the only
     certificates that are accepted for these sites. Other plans are refused if ``enforced``: not in one process.
     """
 
-    def __init__(self, study: Study, name: str, secret: str, credentials=None, pinned=None, enforced: bool = True):
+    def __init__(
+        self,
+        study: Study,
+        name: str,
+        secret: str,
+        credentials=None,
+        pinned=None,
+        enforced: bool = True,
+        entropy: Callable[[bytes], bytes] | None = None,
+    ):
         self.study, self.name, self.enforced = study, name, enforced
         self.credentials, self._pinned = credentials, pinned or {}
         self._seed, private = (_hash(use, name.encode(), b"/", secret.encode()) for use in ("seed", "key"))
+        self._entropy = entropy
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
         self._key = Ed25519PrivateKey.from_private_bytes(private)
-        self._own = _hash("commitment", self._seed), self._key.public_key().public_bytes_raw()
         self._opening: messages.Open | None = None
+        # The hash of the seed in this run, as it was announced; and of the request.
+        self._commitment, self._asked = messages.NOTHING_ASKED, messages.NOTHING_ASKED
         self._opened: list[messages.Opened] = []
         self._run: tuple[Coordinator, PublicKeys, State] | None = None
         self._last: _Round | None = None
@@ -201,7 +214,8 @@ class OwnPlans:
             return opened
         if message.commitment == messages.NOTHING_ASKED or len(message.turns):
             raise RequestRefused("NOT_JOINT")
-        made = dataclasses.replace(opened, commitment=self._own[0], public=self._own[1])
+        commitment = _hash("commitment", self._seed_of(asked))
+        made = dataclasses.replace(opened, commitment=commitment, public=self._key.public_key().public_bytes_raw())
         if (own := self.credentials) is None:
             return made
         from fedpdmc.certificates import sign
@@ -216,10 +230,20 @@ class OwnPlans:
         found = _read_openings(message)
         if len(found) != len(self.study.sites) or not all(map(self._proved, self.study.sites, found)):
             raise RequestRefused("KEY_NOT_PROVED")
-        return messages.Revealed(message.run, message.sequence, asked, self._seed)
+        # Earlier software announced a seed from the secret alone.
+        seeds = {_hash("commitment", seed): seed for seed in (self._seed, self._seed_of(self._asked))}
+        if self._commitment not in seeds:
+            raise RequestRefused("NOT_JOINT", "the store does not have the seed of this opening")
+        return messages.Revealed(message.run, message.sequence, asked, seeds[self._commitment])
+
+    def _seed_of(self, asked: bytes) -> bytes:
+        """The seed that is announced in answer to the opening with this hash."""
+        more = b"" if self._entropy is None else self._entropy(asked)
+        return _hash("seed of an opening", self._seed, more) if more else self._seed
 
     def _proved(self, name: str, opened: messages.Opened) -> bool:
-        if name == self.name and (opened.commitment, opened.public) != self._own:
+        own = self._commitment, self._key.public_key().public_bytes_raw()
+        if name == self.name and (opened.commitment, opened.public) != own:
             return False
         if self.credentials is None:
             return True
@@ -253,10 +277,11 @@ class OwnPlans:
             if self.enforced and isinstance(plans, messages.Plans):
                 self._next = message, self._plan(message, plans)
 
-    def record(self, message: messages.Message, plans: messages.Message) -> None:
-        """Update the state after a request was answered."""
+    def record(self, message: messages.Message, plans: messages.Message, given: messages.Message) -> None:
+        """Update the state after a request was answered; ``plans`` are those of the message."""
         if isinstance(message, messages.Open) and message.commitment != messages.NOTHING_ASKED:
-            self._opening = message
+            assert isinstance(given, messages.Opened)
+            self._opening, self._commitment, self._asked = message, given.commitment, given.request
         elif isinstance(message, messages.Reveal):
             self._opened = _read_openings(message)
         elif isinstance(message, Request):

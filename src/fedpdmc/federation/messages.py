@@ -23,6 +23,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, dataclass_tran
 import numpy as np
 
 from fedpdmc.errors import WireError
+from fedpdmc.validation import is_plain
 from fedpdmc.version import __version__
 from fedpdmc.whitening import NUMBERS
 
@@ -152,7 +153,7 @@ class _Text(_Blob):
             text = super().read(heads, reader, name).decode()
         except UnicodeDecodeError as error:
             raise WireError(name, "bytes that are not UTF-8") from error
-        if not text.isprintable():
+        if not is_plain(text):
             raise WireError(name, "text with control characters")
         return text
 

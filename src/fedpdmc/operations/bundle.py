@@ -34,7 +34,7 @@ from fedpdmc.study.description import choice
 from fedpdmc.study.policy import MOST_CHAINS, MOST_DERIVATIVES
 from fedpdmc.study.read_data import is_database
 from fedpdmc.study.schema import Keys, parse_toml, read, read_bytes, toml_lines
-from fedpdmc.validation import check_fingerprint, check_host
+from fedpdmc.validation import check_fingerprint, check_host, check_plain
 from fedpdmc.version import __version__
 
 FORMAT = 1
@@ -146,6 +146,9 @@ def read_bundle(path: str | Path, sha256: str | None = None) -> Bundle:
                 raise InputError("bundle", f"{path} with a file above 1 MiB", remedy)
             contract, authority, facts = (file.read(name) for name in (CONTRACT, AUTHORITY, FACTS))
             model = file.read(MODEL) if MODEL in infos else b""
+            # A person reads them with other programs.
+            for name in (README, AUTHORITY):
+                check_plain(file.read(name).decode(), f"bundle: {name}")
         facts = read(BundleFacts, json.loads(facts), f"{path}: bundle.json")
         if not VERSION.fullmatch(facts.fedpdmc):
             raise InputError("bundle: fedpdmc", repr(facts.fedpdmc), "Ask for a bundle with the number of a version.")

@@ -38,7 +38,7 @@ from fedpdmc.federation.grpc.tls import split_address
 from fedpdmc.operations.bundle import Bundle, make_bundle, read_bundle
 from fedpdmc.results import manifest
 from fedpdmc.study import read_study
-from fedpdmc.validation import check_fingerprint, check_name, require_posix
+from fedpdmc.validation import check_fingerprint, check_name, is_plain, require_posix
 
 PREFIX = "fedpdmc1-"
 OPENINGS = 5  # conversations that one token may begin
@@ -115,7 +115,7 @@ class _Line:
             raise InputError("invitation", f"a connection that ended ({error})", "Run the command again.") from error
         if isinstance(message, dict) and isinstance(message.get("refused"), str):
             # Whoever answers may be anybody: his words stay in one line, and cannot move the cursor.
-            words = "".join(c if c.isprintable() else "?" for c in message["refused"][:300])
+            words = "".join(c if is_plain(c) else "?" for c in message["refused"][:300])
             raise InputError("invitation", "a refusal", words)
         if not isinstance(message, dict) or not all(isinstance(message.get(name), str) for name in names):
             raise InputError("invitation", "an unknown message", SAME_VERSION)

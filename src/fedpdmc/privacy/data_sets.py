@@ -21,6 +21,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import astuple, dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,7 +33,11 @@ from fedpdmc.privacy.ledger import connect, explained
 NAME = "data-sets.db"
 PATIENCE = 60.0  # seconds to wait for another study of the same site
 PERSON = ""  # the pseudo-column of what identifies a person
-PART = "\0"  # and of how much of a record a study takes, if it is not the usual part
+# Of how much of a record a study takes, as differences from what is usual in it; left out of a set where there is none.
+PARTS = ("\0log weight", "\0log trials", "\0offset")
+LEAST_CHANGE = 1e-9  # of a part: less is rounding
+DIGITS = 6  # after the point to which parts are equal
+SPREAD = np.uint64(0x9E3779B97F4A7C15)  # an odd number, which spreads small numbers over all hashes
 MOST_COMBINATIONS = 20_000  # of a new set with one, two, ... earlier ones: more are not tried
 REMEDY = (
     "The records differ in few from those of an earlier study, which would be known by subtraction. Take part with the "
@@ -48,7 +53,7 @@ class Use:
 
     ``contract`` is the SHA-256 of the study's contract, ``site`` the site's name in it, ``dataset`` the name in its policy,
     ``exact`` whether some answers have no noise, ``digest`` the keyed hash of the records, ``time`` that of the first
-    release, ``bits`` the information that the answers carried, and ``count`` the number of records, or of persons.
+    release, ``bits`` the information that the answers carried, and ``count`` the number of records.
     """
 
     study: str
@@ -74,8 +79,9 @@ SCHEMA = (
 )
 
 
-class RecordSet(NamedTuple):
-    """Keyed hashes of the values of records, of shape (columns, records); of persons, sums over all records of each."""
+@dataclass(frozen=True, eq=False)
+class RecordSet:
+    """Keyed hashes of the values of records, of shape (columns, records); in rows of `PARTS` the bits of numbers."""
 
     columns: tuple[str, ...]
     hashes: np.ndarray
@@ -86,39 +92,115 @@ class RecordSet(NamedTuple):
         ordered = self.hashes[:, np.lexsort(self.hashes)]
         return hashlib.sha256(json.dumps(self.columns).encode() + ordered.tobytes()).hexdigest()
 
+    @cached_property
+    def parts(self) -> np.ndarray:
+        """How much of each record a study takes, of shape (parts, records)."""
+        none = np.zeros(self.hashes.shape[1])
+        rows = {name: row.view(float) for name, row in zip(self.columns, self.hashes, strict=True) if name in PARTS}
+        return np.array([rows.get(name, none) for name in PARTS])
+
     def keys(self, columns: Sequence[str]) -> np.ndarray:
-        """One key of the values in these columns for each record or person; without `PART` all have the usual part."""
-        rows = [self.columns.index(name) for name in columns if name != PART or PART in self.columns]
-        return self.hashes[rows].sum(0, dtype=np.uint64)
+        """One key of the values in these columns for each record."""
+        return self.hashes[[self.columns.index(name) for name in columns]].sum(0, dtype=np.uint64)
+
+    @cached_property
+    def persons(self) -> RecordSet:
+        """With a column for each person: sums of the hashes of all records of each, and means of the parts."""
+        people, whose = np.unique(self.hashes[self.columns.index(PERSON)], return_inverse=True)
+        count = np.bincount(whose)
+        if len(people) == len(whose):
+            return self
+        total = np.zeros((len(self.columns), len(people)), np.uint64)
+        for name, row, to in zip(self.columns, self.hashes, total, strict=True):
+            if name in PARTS:
+                to[:] = (np.bincount(whose, row.view(float)) / count).view(np.uint64)
+            else:
+                np.add.at(to, whose, row)
+        return RecordSet(self.columns, total)
 
 
-def marked_records(*changes: np.ndarray | None) -> list[str]:
-    """Texts that differ for records whose weight, trials or offset are not the usual: another part of the sums is theirs."""
-    marks: list[list[str]] = []
-    for values in (x for x in changes if x is not None and len(x)):
-        found, count = np.unique(values, return_counts=True)
-        marks.append(["" if x == found[np.argmax(count)] else f"\0{x:.12g}" for x in values])
-    return ["".join(each) for each in zip(*marks, strict=True)]
+def record_parts(weights: np.ndarray, trials: np.ndarray | None, offset: np.ndarray | None) -> dict[str, np.ndarray]:
+    """The parts of records whose weights and trials are above zero: `PARTS` that are not the same for all."""
+    given = (np.log(weights), None if trials is None else np.log(trials), offset)
+    found = {}
+    for name, values in zip(PARTS, given, strict=True):
+        if values is not None and len(values) and np.ptp(values) > 0:
+            different, count = np.unique(values, return_counts=True)
+            found[name] = values - different[np.argmax(count)]
+    return found
+
+
+class _Side(NamedTuple):
+    """One side of a difference of sets: keys of records, and their parts."""
+
+    keys: np.ndarray
+    parts: np.ndarray
+
+    def ordered(self) -> _Side:
+        """In order of keys and parts."""
+        order = np.lexsort((*self.parts, self.keys))
+        return _Side(self.keys[order], self.parts[:, order])
+
+    def numbered(self) -> np.ndarray:
+        """The keys of an ordered side; one that occurs again has the number of the time."""
+        again = np.arange(len(self.keys)) - np.searchsorted(self.keys, self.keys)
+        return self.keys + again.astype(np.uint64) * SPREAD
+
+
+def _excess(one: np.ndarray, other: np.ndarray) -> int:
+    """In how many entries two multisets differ; an entry that is replaced counts once."""
+    _, which = np.unique(np.concatenate([one, other]), return_inverse=True)
+    sums = np.bincount(which, np.repeat([1.0, -1.0], [len(one), len(other)]))
+    return round(max(sums.clip(0).sum(), -sums.clip(None, 0).sum()))
+
+
+def _differing(one: _Side, other: _Side) -> list[float]:
+    """In how many records two sides differ, by two measures; a change of the parts that is common to all does not count.
+
+    The first counts the records that have no equal. The second is the effective number of changes: 1 for a record that is on
+    one side only, and the change of its part for one that is on both. If those of most records are tiny, a few count.
+    """
+    one, other = one.ordered(), other.ordered()
+    _, left, right = np.intersect1d(one.numbered(), other.numbered(), assume_unique=True, return_indices=True)
+    change = one.parts[:, left] - other.parts[:, right]
+    common = np.median(change, axis=1) if len(left) else np.zeros(len(PARTS))
+    unequal = [one.keys, other.keys]
+    for row, shift in enumerate(common):
+        for side, parts in enumerate((one.parts[row] - shift, other.parts[row])):
+            whole = np.round(parts * 10.0**DIGITS).astype(np.int64).view(np.uint64)
+            unequal[side] = unequal[side] + whole * (SPREAD + np.uint64(2 * row + 2))
+    size = np.abs(change - common[:, None]).max(0, initial=0.0).clip(None, 1.0)
+    sizes = np.append(
+        np.where(size < LEAST_CHANGE, 0.0, size), np.ones(max(len(one.keys), len(other.keys)) - len(left))
+    )
+    return [_excess(*unequal), float(sizes.sum() ** 2 / max(np.sum(sizes**2), 1e-300))]
 
 
 def leaves_few(terms: Sequence[tuple[int, RecordSet]], least: int) -> bool:
     """Whether a signed sum of sets has at least one record, but fewer than ``least``.
 
     Sets are compared as multisets of the values in the columns that all have: order does not matter, and an edited record
-    is one that was removed and one that was added. Of these two numbers the larger counts. Records are compared by their
-    values, and once more with the parts of them that studies take: where all parts differ, the records may still be the
-    same. Persons are compared by their presence alone too.
+    is one that was removed and one that was added. Of these two numbers the larger counts. A record of which another part is
+    taken than of the others has changed too. Persons are compared if all sets have them, by their presence alone too; else
+    records are.
     """
-    common = [name for name in terms[0][1].columns if name != PART and all(name in each.columns for _, each in terms)]
-    signs = [np.full(each.hashes.shape[1], float(sign)) for sign, each in terms]
-    # The larger number is at least the difference of both.
-    if not common or abs(sum(own.sum() for own in signs)) >= least:
+    common = [
+        name for name in terms[0][1].columns if name not in PARTS and all(name in each.columns for _, each in terms)
+    ]
+    if PERSON in common:
+        terms = [(sign, each.persons) for sign, each in terms]
+    if not common:
         return False
-    parts = [[*common, PART]] if any(PART in each.columns for _, each in terms) else []
-    for view in [common, *parts, *([[PERSON]] if PERSON in common else [])]:
-        _, which = np.unique(np.concatenate([each.keys(view) for _, each in terms]), return_inverse=True)
-        sums = np.bincount(which, np.concatenate(signs))
-        if 0 < max(sums.clip(0).sum(), -sums.clip(None, 0).sum()) < least:
+    for view in [common, *([[PERSON]] if PERSON in common else [])]:
+        sides = []
+        for sign in (1, -1):
+            own = [each for s, each in terms if s == sign] or [
+                RecordSet(terms[0][1].columns, terms[0][1].hashes[:, :0])
+            ]
+            keys, parts = [each.keys(view) for each in own], [each.parts for each in own]
+            sides.append(_Side(np.concatenate(keys), np.concatenate(parts, axis=1)))
+        # Either measure is at least the number of records without an equal in their values.
+        if _excess(sides[0].keys, sides[1].keys) < least and any(0 < x < least for x in _differing(*sides)):
             return True
     return False
 
@@ -160,24 +242,26 @@ class DataSets:
         except (sqlite3.Error, OSError, zlib.error) as error:
             raise explained(self.path, "use", error) from error
 
-    def hash_records(self, columns: Mapping[str, Iterable[str]]) -> RecordSet:
-        """The keyed hashes of records, whose values are texts by column; also `PERSON`, and `PART`, where "" is usual."""
+    def secret(self) -> bytes:
+        """The key of the hashes."""
         with self._transaction() as db:
             if (kept := db.execute("SELECT secret FROM meta").fetchone()) is None:
                 kept = (secrets.token_bytes(32),)
                 db.execute("INSERT INTO meta VALUES (?)", kept)
-        hashes = []
+        return kept[0]
+
+    def hash_records(
+        self, columns: Mapping[str, Iterable[str]], parts: Mapping[str, np.ndarray] | None = None
+    ) -> RecordSet:
+        """The keyed hashes of records, whose values are texts by column, with `PERSON` if known; and their `PARTS`."""
+        secret, hashes = self.secret(), []
         for name, values in columns.items():
             found, which = np.unique(np.asarray(list(values), dtype=object), return_inverse=True)
-            macs = (hmac.digest(kept[0], json.dumps([name, text]).encode(), "sha256")[:8] for text in found)
-            usual = (found == "") & (name == PART)
-            hashes.append(np.where(usual, np.uint64(0), np.frombuffer(b"".join(macs), np.uint64))[which])
-        if PERSON in columns:
-            people, whose = np.unique(hashes[list(columns).index(PERSON)], return_inverse=True)
-            total = np.zeros((len(people), len(hashes)), np.uint64)
-            np.add.at(total, whose, np.array(hashes).T)
-            hashes = total.T
-        return RecordSet(tuple(columns), np.array(hashes))
+            macs = b"".join(hmac.digest(secret, json.dumps([name, text]).encode(), "sha256")[:8] for text in found)
+            hashes.append(np.frombuffer(macs, np.uint64)[which])
+        parts = {} if parts is None else parts
+        hashes += [np.asarray(values, float).view(np.uint64) for values in parts.values()]
+        return RecordSet((*columns, *parts), np.array(hashes))
 
     def use(self, records: RecordSet, use: Use, least: int, *, register: bool = True) -> None:
         """Register the use of a record set, or only look; raise `Refused` with the code SIMILAR_RECORDS.

@@ -21,6 +21,7 @@ from fedpdmc.results import manifest
 from fedpdmc.results.path_store import DrawStore, RunState, SkeletonStore, Store
 from fedpdmc.results.posterior import Posterior
 from fedpdmc.results.skeleton import Moments, Skeleton
+from fedpdmc.validation import is_plain
 from fedpdmc.whitening import Bend, Reference
 
 FORMAT = 4
@@ -135,7 +136,7 @@ def _read(group, stored: list[str]) -> tuple[Posterior, RunState | None]:
         origins = {name: arrays[ORIGINS + name] for name in kept if ORIGINS + name in arrays}
         variables = StoredVariables({name: arrays[VARIABLES + name] for name in kept}, origins or None)
     names, settings, origin = list(attrs["names"]), attrs["settings"], arrays["origin"]
-    if len(names) != len(arrays["center"]) or len(set(names)) != len(names) or not all(map(str.isprintable, names)):
+    if len(names) != len(arrays["center"]) or len(set(names)) != len(names) or not all(map(is_plain, names)):
         raise ValueError("names that are not those of the parameters")
     if not np.isfinite([float(settings["duration"]), float(settings["burn_in"])]).all() or "reference" not in settings:
         raise ValueError("settings that are not those of a run")

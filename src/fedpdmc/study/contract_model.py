@@ -205,6 +205,17 @@ class BoundModel:
         """Rows of one group side by side in the order of the file, padded with copies of the first."""
         group = self.model.source.group
         assert group is not None
+        places = self.group_places(records)
+        place = places >= 0
+        rows = np.where(place, places, places[:, :1])
+        shapes = {column.name: column.type.shape for column in self.model.source.columns}
+        found = {name: value[rows] if shapes[name] else value[rows[:, 0]] for name, value in values.items()}
+        return {**found, group.mask: place.astype(float)}
+
+    def group_places(self, records: pd.DataFrame) -> np.ndarray:
+        """The rows of each group (groups, length), in the order of the file; −1 for the places behind them."""
+        group = self.model.source.group
+        assert group is not None
         codes, keys = pd.factorize(records[self.group])
         sizes = np.bincount(codes, minlength=len(keys))
         if sizes.max(initial=0) > group.length:
@@ -215,10 +226,7 @@ class BoundModel:
             )
         order, starts = np.argsort(codes, kind="stable"), np.cumsum(sizes) - sizes
         place = np.arange(group.length)[None] < sizes[:, None]
-        rows = order[starts[:, None] + np.where(place, np.arange(group.length)[None], 0)]
-        shapes = {column.name: column.type.shape for column in self.model.source.columns}
-        found = {name: value[rows] if shapes[name] else value[rows[:, 0]] for name, value in values.items()}
-        return {**found, group.mask: place.astype(float)}
+        return np.where(place, order[starts[:, None] + np.where(place, np.arange(group.length)[None], 0)], -1)
 
 
 # The table [model] of a contract ---------------------------------------------------------------------------------------

@@ -676,6 +676,55 @@ class Design:
             raise InputError(f"study.toml: columns: {column.name}", found, f"The response of {family} is {need}.")
 
 
+def is_free(function: FormulaFunction) -> bool:
+    """Whether a function of columns can have any shape: not levels, and not the usual curves of one column."""
+    return function.kind != "C" and not isinstance(function.node, ast.Name)
+
+
+@dataclass(frozen=True)
+class FreeTerm:
+    """The product of a term's functions that can have any shape, and of its columns of numbers; or an offset's factor."""
+
+    label: str
+    functions: tuple[tuple[FormulaFunction, int], ...]  # each with the number of its column of the basis
+    numbers: tuple[Column, ...] = ()
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that it depends on."""
+        return sorted({name for one, _ in self.functions for name in one.columns} | {one.name for one in self.numbers})
+
+    def values(self, columns: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Its values, at columns as they were recorded."""
+        found = np.ones(len(next(iter(columns.values()))))
+        for one in self.numbers:
+            found = found * ((np.log(columns[one.name]) if one.log else columns[one.name]) - one.center) / one.scale
+        for one, k in self.functions:
+            value = one.basis(one.argument(columns))[:, k]
+            found = found * (np.exp(value) if one.kind == "offset" else value)
+        return found
+
+    def largest(self, ranges: Mapping[str, Interval]) -> float:
+        """A bound of its absolute value, for all values of the columns within ``ranges``."""
+        numbers = [dataclasses.replace(one, bounds=ranges[one.name]).range for one in self.numbers]
+        sizes = [max(map(abs, ends)) for ends in numbers]
+        for one, k in self.functions:
+            sizes.append(math.exp(one.range(ranges)[1]) if one.kind == "offset" else float(one.largest(ranges)[k]))
+        return math.prod(sizes)
+
+
+def free_terms(design: Design) -> list[FreeTerm]:
+    """All terms that have a function of any shape, and all offsets."""
+    owner = {name: (one, k) for one in design.functions for k, name in enumerate(one.names) if is_free(one)}
+    found = []
+    for label, factors in zip(design.names, design.factors, strict=True):
+        functions = tuple(owner[name] for name in factors if name in owner)
+        numbers = [design.columns[name] for name in factors if name in design.columns]
+        if functions:
+            found.append(FreeTerm(label, functions, tuple(one for one in numbers if one.type in ("number", "count"))))
+    return found + [FreeTerm(one.text, ((one, 0),)) for one in design.offsets if is_free(one)]
+
+
 def columns_of(formula: str) -> tuple[str, list[str]]:
     """The response and the other columns of a formula, before anything is declared."""
     pieces = split(formula)

@@ -7,6 +7,8 @@ learns nothing of it.
 from __future__ import annotations
 
 import csv
+import heapq
+import itertools
 import logging
 import re
 import sqlite3
@@ -23,6 +25,7 @@ import polars as pl
 
 from fedpdmc.errors import InputError
 from fedpdmc.study.contract import Study
+from fedpdmc.study.formula import FreeTerm, free_terms, is_free
 from fedpdmc.study.record_shares import largest_leverage
 from fedpdmc.study.schema import Column
 
@@ -32,6 +35,9 @@ MOST_SHOWN = 20  # errors in a report
 WIDTH = 40  # characters shown of a value
 PARTS = 64  # of a declared range, in which a term may be large
 PLACES = 0.3, 0.55, 0.8  # of the ranges of other columns
+POINTS = 4096  # public points of the ranges of all columns of a term
+SLACK = 1.2  # the bound of the largest value, relative to one that is attained
+MOST_BOXES = 2000  # into which ranges are cut to find it; else the bound is larger
 # Texts for a missing value, unless the contract declares them as levels.
 MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None")
 IMPUTE = "Remove or impute the record, or leave out such records: missing='drop', also as a key of a contract."
@@ -340,20 +346,22 @@ def check_cells(study: Study, records: pd.DataFrame, least: int) -> None:
 
 
 def check_shares(study: Study, records: pd.DataFrame, most: float) -> None:
-    """Refuse records of which one is nearly alone in some direction of the formula's terms: arrivals would be its own.
+    """Refuse terms that are narrow in the declared ranges; then records of which one is nearly alone in some direction.
 
-    With derivatives the site controls every release. Without them this is all that looks at single records. Terms that are
-    narrow in the declared range of a column are refused first, whatever the records are: else whether a site takes part
-    would tell who is there.
+    Narrow terms are refused whatever the records are: else whether a site takes part, or declines a release, would tell who
+    is there. With derivatives the site controls every release. Without them the second refusal is all that looks at single
+    records: arrivals would be those of one.
 
     Raises
     ------
     InputError
     """
-    if study.derivatives != "none" or study.model.design is None:
+    if study.model.design is None:
         return
     if found := narrow_term(study, most):
         raise InputError("terms of the formula", found, "Ask the author of the contract, or agree on narrower bounds.")
+    if study.derivatives != "none":
+        return
     weights = study.record_weights(records)
     if study.model.trials is not None:
         weights = weights * records[study.model.trials].to_numpy(float)
@@ -367,14 +375,15 @@ def check_shares(study: Study, records: pd.DataFrame, most: float) -> None:
 
 
 def narrow_term(study: Study, most: float) -> str:
-    """A function I() of the formula of whose squares one part of a declared range has too large a share; empty if none has.
+    """A term of the formula of whose squares one part of the declared ranges has too large a share; empty if none has.
 
-    A part has at most the largest value there, and every other part at least its smallest, with the other columns at a few
-    places of their ranges.
+    Two searches. Along each column of a function, with the other columns at a few places of their ranges: a part has at most
+    the largest value there, and every other part at least its smallest. In all columns of a term together, with no place
+    between the points: ``M²/(M² + (P − 1) m)`` for P parts, with a proved bound M of the largest value and the mean m of the
+    squares at public points. An offset counts by the factor of the mean that it is.
     """
     ranges = {name: column.bounds for name, column in study.columns.items() if column.type in ("number", "count")}
-    functions = [one for one in study.design.functions if one.kind == "I"]
-    for one, name in [(each, name) for each in functions for name in each.columns]:
+    for one, name in [(each, name) for each in study.design.functions if is_free(each) for name in each.columns]:
         edges, shares = np.linspace(*ranges[name], PARTS + 1), []
         for place in PLACES:
             points = {other: low + place * (high - low) for other, (low, high) in ranges.items()}
@@ -385,7 +394,33 @@ def narrow_term(study: Study, most: float) -> str:
             shares.append(largest.max() / max(largest.max() + least.sum(), 1e-300))
         if not max(shares) <= most:
             return f"{one.text}, of which one part in {PARTS} of the range of {name!r} may have a share of {max(shares):.3g}"
+    for term in free_terms(study.design):
+        share = _share_of_part(term, {name: ranges[name] for name in term.columns})
+        if not share <= most:
+            return f"{term.label}, of which one part in {PARTS} of the declared ranges may have a share of {share:.3g}"
     return ""
+
+
+def _share_of_part(term: FreeTerm, ranges: Mapping[str, tuple[float, float]]) -> float:
+    """The share of the largest value in the squares of as many values as there are parts."""
+    low, high = np.array(list(ranges.values())).T
+    points = low + (high - low) * np.random.default_rng(0).random((POINTS, len(ranges)))
+    values = np.abs(term.values(dict(zip(ranges, points.T, strict=True))))
+    best, count = float(values.max()), itertools.count()
+    boxes = [(-term.largest(ranges), next(count), low, high)]
+    # The box with the largest bound is halved until the bound is nearly attained.
+    while (bound := -boxes[0][0]) > SLACK * best and len(boxes) < MOST_BOXES:
+        _, _, below, above = heapq.heappop(boxes)
+        side = int(np.argmax((above - below) / (high - low)))
+        middle = (below + above) / 2
+        for ends in ((below, np.where(np.arange(len(low)) == side, middle, above)),
+                     (np.where(np.arange(len(low)) == side, middle, below), above)):  # fmt: skip
+            inside = {name: np.atleast_1d(x) for name, x in zip(ranges, (ends[0] + ends[1]) / 2, strict=True)}
+            best = max(best, float(np.abs(term.values(inside))[0]))
+            own = dict(zip(ranges, zip(*(x.tolist() for x in ends), strict=True), strict=True))
+            heapq.heappush(boxes, (-term.largest(own), next(count), *ends))
+    mean = float(np.mean((values / bound) ** 2)) if bound > 0 else 1.0
+    return 1 / (1 + (PARTS - 1) * mean)
 
 
 def _from_file(path: Path, needed: list[str], whose: str) -> Mapping[str, pl.Series]:

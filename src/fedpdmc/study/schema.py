@@ -26,7 +26,7 @@ from fedpdmc.models.families import BUILT_IN, FAMILIES
 from fedpdmc.models.grouped import SPREADS
 from fedpdmc.models.mixture_prior import MOST_DF
 from fedpdmc.privacy.budget_planning import PRIVATE_LAPLACE
-from fedpdmc.validation import check_name, one_script, suggest
+from fedpdmc.validation import check_name, check_plain, is_plain, one_script, suggest
 
 T = TypeVar("T")
 FORMAT = 1
@@ -89,9 +89,12 @@ def naming_file(usual: str, path: str | Path) -> Iterator[None]:
 
 
 def parse_toml(data: bytes, where: str) -> dict[str, Any]:
-    """The top-level table of a TOML file, in which all texts are printable and all numbers finite."""
+    """The top-level table of a TOML file, in which all characters are visible and all numbers finite."""
     try:
-        values = tomllib.loads(data.decode())
+        text = data.decode()
+        # Comments too: a person compares and allows what a terminal shows.
+        check_plain(text, where)
+        values = tomllib.loads(text)
         _check_values(values, where)
         return values
     except InputError:
@@ -116,8 +119,8 @@ def _check_values(value: Any, where: str, named: bool = False) -> None:
             raise InputError(where, repr(value)[:200], "Give different texts.")
     elif isinstance(value, str):
         # Control characters could hide a part of a contract on a terminal, and a second line could pass for one of a check.
-        if not value or not (value if named else value.replace("\n", " ")).isprintable():
-            raise InputError(where, repr(value)[:200], f"Give a printable text{' of one line' if named else ''}.")
+        if not value or not is_plain(value if named else value.replace("\n", " ")):
+            raise InputError(where, ascii(value)[:200], f"Give a printable text{' of one line' if named else ''}.")
     elif isinstance(value, (int, float)) and not abs(value) <= LARGEST:
         found = repr(value) if isinstance(value, float) else "an integer of more than 300 digits"
         raise InputError(where, found, "Give a finite number.")
@@ -508,7 +511,7 @@ class ContractKeys(Keys):
         for name in self.sites:
             check_name(name)
         # It is shown in lines of logs, checks and registers: a second line could pass for one of those.
-        if not self.name.isprintable():
+        if not is_plain(self.name):
             raise InputError("name", repr(self.name)[:200], "Give a text of one line.")
         if unknown := sorted(set(self.from_table) - set(self.columns)):
             raise InputError("from_table", repr(unknown[0]), f"The columns are {', '.join(self.columns)}.")

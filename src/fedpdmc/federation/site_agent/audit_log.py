@@ -436,9 +436,10 @@ def read_logged(data: bytes, by: dict[str, str] | None) -> messages.Message:
         raise InputError("store", f"a log of fedpdmc {version}: {error.found}", remedy) from error
 
 
-# A site's secrets: its seed, and its key for secure sums.
+# A site's secrets: its seed, its key for secure sums, and what its seed in a run's joint randomness depends on besides.
 
-SEED, SUM_KEY = "seed", "sum.key"
+SEED, SUM_KEY, OPENING = "seed", "sum.key", "opening.key"
+SECRET_BYTES = 32
 MOST_DIGITS = len(str(2**SEED_BITS))
 
 
@@ -467,6 +468,22 @@ def sum_secret(folder: str | Path) -> bytes:
     if len(found) != messages.KEY_BYTES:
         raise InputError("store", f"{path}, which is not a key", "Restore it from a copy.")
     return found
+
+
+def opening_secret(folder: str | Path, new: bool, asked: bytes) -> bytes:
+    """Random bytes that belong to the opening with this hash, which the same opening gets again after the site was killed.
+
+    For another opening new ones are made if ``new``, else there are none.
+    """
+    path = refuse_links(folder) / OPENING
+    kept = path.read_bytes() if path.exists() else b""
+    if kept[:-SECRET_BYTES] == asked:
+        return kept[-SECRET_BYTES:]
+    if not new:
+        return b""
+    made = secrets.token_bytes(SECRET_BYTES)
+    _write_secret(path, asked + made)
+    return made
 
 
 def refuse_links(folder: str | Path) -> Path:

@@ -20,6 +20,7 @@ from fedpdmc.federation import messages
 from fedpdmc.federation.audit_seals import compare as compare_seals
 from fedpdmc.federation.site_agent.agent import REFUSED_REQUEST, Agent
 from fedpdmc.federation.site_agent.audit_log import (
+    OPENING,
     SEED,
     SUM_KEY,
     Kind,
@@ -107,8 +108,9 @@ def agent_before_run(study, name, source, store: Path, query, ledger, folder: Pa
             create_ledger(options["ledger"])
     else:
         options["seed"] = site_seed(store, None) if secret else 0
-    if (store / SUM_KEY).exists():
-        shutil.copy(store / SUM_KEY, folder / SUM_KEY)
+    for secret_file in (SUM_KEY, OPENING):
+        if (store / secret_file).exists():
+            shutil.copy(store / secret_file, folder / secret_file)
     return open_agent(study, name, source, **options), secret
 
 

@@ -203,7 +203,7 @@ class Computation:
         """Update the state after a request was answered. The same live and from the log."""
         progress, request, message = self.progress, message, self._whole(message)
         if self.own is not None:
-            self.own.record(request, message)  # type: ignore[arg-type]
+            self.own.record(request, message, given)  # type: ignore[arg-type]
         if isinstance(message, messages.Open):
             progress.next = np.zeros(message.chains, dtype=np.int64)
             if len(message.turns):

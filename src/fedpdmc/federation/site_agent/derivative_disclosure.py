@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import hashlib
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -34,6 +35,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
+from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import InputError, RequestRefused
 from fedpdmc.federation.derivative_rounding import grid
 from fedpdmc.models.model_file.records import RecordModel
@@ -366,3 +368,67 @@ def _contributions(function: Any, x, spread, data):
 
     start = tuple(jnp.zeros(part.shape) for part in jax.eval_shape(both, x))
     return jax.lax.scan(add, start, tuple(jnp.asarray(part) for part in public_points(x.shape[0])))[0]
+
+
+# Which records are in a study -----------------------------------------------------------------------------------------
+
+TRIED = 16  # secret points at which contributions are computed
+EFFECT = 2.0  # how far they are from the prior's mean, in the effect of a column on a predictor
+NEGLIGIBLE = 1e-3  # contribution of a record, relative to the usual one, below which it is not in the study
+FEWEST = (
+    0.25  # effective number of contributions, relative to that of records, below which it is compared with the policy
+)
+
+
+def tried_points(study: Study, secret: bytes) -> np.ndarray:
+    """Points (k, d) about the prior's mean that nobody else knows, the same for all studies with these parameters."""
+    dim = len(study.model.names)
+    mean, scale = study.prior_place or (np.zeros(dim), np.ones(dim))
+    reach = np.ones(dim) if study.reach is None else study.reach[:dim]
+    width = np.minimum(scale[:dim], EFFECT / np.maximum(reach, 1e-300))
+    seed = int.from_bytes(hashlib.sha256(b"fedpdmc tried points/" + secret).digest(), "little")
+    return mean[:dim] + width * np.random.default_rng(seed).uniform(-1, 1, (TRIED, dim))
+
+
+@double_precision
+def contributing_records(study: Study, site: str, records: pd.DataFrame, secret: bytes) -> tuple[np.ndarray, float]:
+    """Which rows add to the derivatives of a study's model, and the effective number of these; without weights.
+
+    A formula or a model file can multiply what a record adds by a column: who has 0 there is not in the study, as one of
+    weight 0 is not. With a built-in loss the contribution of a record is the size of its row of the design. Of a model file
+    it is the largest gradient of its loss at secret points; of a row of a group, what the group's gradient loses without it.
+    Families of the standard library take every record.
+    """
+    count = float(len(records))
+    if study.model.loss:
+        rows = np.abs(study.design.matrix(records))
+        largest = np.max(rows / np.maximum(np.sqrt(np.mean(rows**2, 0)), 1e-300), 1, initial=0.0)
+    elif study.model.file:
+        sizes = _gradient_sizes(study, site, records, tried_points(study, secret))
+        largest, count = np.max(sizes, 0, initial=0.0), float(np.max(effective_number(sizes.T), initial=0.0))
+    else:
+        return np.ones(len(records), bool), count
+    usual = np.median(largest[largest > 0]) if (largest > 0).any() else np.inf
+    return largest >= NEGLIGIBLE * usual, count
+
+
+def _gradient_sizes(study: Study, site: str, records: pd.DataFrame, points: np.ndarray) -> np.ndarray:
+    """The sizes of the gradients of each row's loss (k, n), in units of each coordinate's root mean square."""
+    X = None if study.model.design is None else study.design.matrix(records)
+    model, sizes = study.model.terms(records, site, X), []
+    gradients = jax.jit(lambda x, data: jax.jacfwd(lambda x: model.function.terms(x, data))(x))
+    places = study.model.group_places(records) if study.model.group else np.zeros((0, 0), int)
+    for x in jnp.asarray(points):
+        found = np.asarray(gradients(x, model.data))
+        if study.model.group:
+            mask, whole = model.function.model.source.group.mask, found
+            found = np.zeros((len(records), found.shape[1]))
+            for place in range(places.shape[1]):
+                there = places[:, place] >= 0
+                without = model.data | {mask: model.data[mask].at[:, place].set(0.0)}
+                found[places[there, place]] = (whole - np.asarray(gradients(x, without)))[there]
+        # What is not finite is something.
+        found = np.nan_to_num(found, nan=1.0, posinf=1.0, neginf=1.0)
+        unit = np.sqrt(np.mean(found**2, axis=0))
+        sizes.append(np.linalg.norm(found / np.where(unit > 0, unit, 1.0), axis=1))
+    return np.array(sizes)

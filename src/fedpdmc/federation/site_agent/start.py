@@ -8,28 +8,37 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.certificates import Credentials
-from fedpdmc.errors import InputError
+from fedpdmc.errors import InputError, Refused
 from fedpdmc.federation.joint_plans import OwnPlans
 from fedpdmc.federation.masking import SecureSumParty
 from fedpdmc.federation.site_agent.agent import Agent
-from fedpdmc.federation.site_agent.audit_log import AuditLog, refuse_links, site_seed, sum_secret
+from fedpdmc.federation.site_agent.audit_log import AuditLog, opening_secret, refuse_links, site_seed, sum_secret
 from fedpdmc.federation.site_agent.computation import MOST_SECONDS, Computation
-from fedpdmc.federation.site_agent.derivative_disclosure import disclosure_control
+from fedpdmc.federation.site_agent.derivative_disclosure import (
+    FEWEST,
+    contributing_records,
+    disclosure_control,
+)
 from fedpdmc.federation.site_agent.information import NO_LIMITS, Information, bit_limits
 from fedpdmc.federation.site_agent.model_trial import RangeShares, try_model_file
 from fedpdmc.federation.site_agent.trust_region import TrustRegion
 from fedpdmc.members.site import Site
 from fedpdmc.privacy.budget import default_path
-from fedpdmc.privacy.data_sets import PART, PERSON, DataSets, Use, marked_records
+from fedpdmc.privacy.data_sets import PERSON, DataSets, Use, record_parts
 from fedpdmc.study import Policy, Study
 from fedpdmc.study.contract import EXACT
 from fedpdmc.study.read_data import check_cells, check_shares, identifying_texts, site_records
 
 logger = logging.getLogger("fedpdmc.site")
+FEW_ADD = (
+    "The model file takes nearly everything from few records. Read it (fedpdmc model show), and ask its author; or, if it "
+    "is right, lower least_records in the site's policy.toml."
+)
 
 
 @double_precision
@@ -101,7 +110,9 @@ def open_agent(
     party, pinned, own_plans = None, None if policy is None else policy.certificates, None
     if study.sites_plan:
         secret = f"run/{run_seed}" if own is None else f"own/{own}"
-        own_plans = OwnPlans(study, name, secret, credentials, pinned, policy is not None)
+        # A seed that is given is for runs with the same bits again.
+        entropy = partial(opening_secret, store, seed is None and run_seed is None)
+        own_plans = OwnPlans(study, name, secret, credentials, pinned, policy is not None, entropy)
     elif policy is not None and study.coordinator_chooses:
         logger.warning("the coordinator chooses the plans of this contract: only the trust region limits them")
     if study.summed:
@@ -128,31 +139,42 @@ def admit(
     study: Study, name: str, records: pd.DataFrame, policy: Policy, ledger: str | Path | None
 ) -> tuple[Callable[[], None], Information]:
     """Check contract and records by the site's policy; returns what registers the use of the records, and its account."""
-    policy.check(name, study, study.count(records))
-    try_model_file(study, name, policy)
-    if study.epsilon is None:
-        check_cells(study, records, policy.least_cell)
-        check_shares(study, records, policy.largest_share)
-    texts = {column: identifying_texts(values) for column, values in records.attrs["raw"].items()}
-    # Outcomes are what the relation "label" protects: they must not decide whether the site takes part.
-    hidden = {study.design.response_name} if study.label else set()
-    columns = {column: texts[column] for column in sorted(study.used - hidden)}
+    weights = study.record_weights(records)
     trials = None if study.model.trials is None else records[study.model.trials].to_numpy(float)
-    offset = study.offset(records) if study.formula else None
-    if any(marks := marked_records(study.record_weights(records), trials, offset)):
-        columns[PART] = marks
-    if policy.record_id:
-        columns[PERSON] = [json.dumps(person) for person in zip(*map(texts.get, policy.record_id), strict=True)]
-        if any("" in texts[column] for column in policy.record_id):
-            raise InputError("policy.toml: record_id", "a record without a value", "Name columns that are never empty.")
+    # A record that adds nothing is not in the study: neither in its number of records nor in its set.
+    present = weights > 0 if trials is None else (weights > 0) & (trials > 0)
+    policy.check(name, study, study.count(records[present]))
+    try_model_file(study, name, policy)
     register = DataSets(Path(default_path() if ledger is None else ledger).parent)
     exact = study.epsilon is None or study.label
+    if exact:
+        adding, effective = contributing_records(study, name, records, register.secret())
+        present &= adding
+        if effective < min(policy.least_records, FEWEST * len(records)):
+            raise Refused(name, "POLICY_RECORDS", FEW_ADD)
+        policy.check(name, study, study.count(records[present]))
+    count = study.count(records[present])
+    if study.epsilon is None:
+        check_cells(study, records.loc[present], policy.least_cell)
+        check_shares(study, records, policy.largest_share)
+    texts = {column: np.array(identifying_texts(values)) for column, values in records.attrs["raw"].items()}
+    # Outcomes are what the relation "label" protects: they must not decide whether the site takes part.
+    hidden = {study.design.response_name} if study.label else set()
+    columns = {column: texts[column][present] for column in sorted(study.used - hidden)}
+    if policy.record_id:
+        persons = [json.dumps(person) for person in zip(*map(texts.get, policy.record_id), strict=True)]
+        columns[PERSON] = np.array(persons)[present]
+        if any("" in texts[column] for column in policy.record_id):
+            raise InputError("policy.toml: record_id", "a record without a value", "Name columns that are never empty.")
+    offset = study.offset(records) if study.formula else None
+    parts = record_parts(weights[present], *(None if x is None else x[present] for x in (trials, offset)))
     use = Use(study.name, study.digest.hex(), name, policy.dataset or "", exact)
-    known = register.hash_records(columns), use, policy.least_difference or 0
+    known = register.hash_records(columns, parts), use, policy.least_difference or 0
     register.use(*known, register=False)
     # A group of rows is one record, and its key is not what an attacker wants to know.
-    count, key = study.count(records), study.model.group
+    key = study.model.group
     values = [len(set(texts[column])) for column in study.used if column != key]
-    limits = bit_limits(policy, count, values, len(records)) if use.exact else NO_LIMITS
+    rows = int(present.sum()) if not key else len(records)
+    limits = bit_limits(policy, count, values, rows) if use.exact else NO_LIMITS
     account = (partial(change, use, known[0].digest) for change in (register.charge, register.refund))
     return partial(register.use, *known), Information(count, limits, register.bits(use), *account)

@@ -96,9 +96,9 @@ def parse(text: bytes, where: str = "model file") -> Source:
     try:
         decoded = text.decode("ascii")
     except UnicodeDecodeError as error:
-        raise InputError(
-            where, f"a byte that is not ASCII, at {error.start}", "Give a file from `fedpdmc model build`."
-        ) from error
+        line, letter = text.count(b"\n", 0, error.start) + 1, text[error.start :].decode(errors="replace")[0]
+        found = f"a character that is not ASCII ({ascii(letter)})"
+        raise InputError(f"{where}, line {line}", found, "Give a file from `fedpdmc model build`.") from error
     source = _Reader(decoded, where).source()
     if render(source).encode() != text:
         raise InputError(
