@@ -1,6 +1,5 @@
 """A run resumed from its store: the same bits, no request twice, and nothing of an interrupted block."""
 
-
 import numpy as np
 import pytest
 from tests.federation.studies import SEED, SITE_SEED, same_bits

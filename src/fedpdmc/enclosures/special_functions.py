@@ -588,8 +588,9 @@ def _reciprocal(x, far, order: int) -> Known:
 def _logistic_derivatives(order: int) -> tuple[list[np.ndarray], float, float]:
     """``σ^{(k)}/k!`` up to an order n of at least one, as polynomials in σ, lowest power first; and two bounds.
 
-    They are of ``|σ^{(n)}/n!|`` and of its ratio to ``σ(1 − σ)``, which is a polynomial too. From a grid of step 1e-4 on [0, 1]: at an extreme within, the slope is zero and by Markov's inequality the second
-    derivative at most ``4 k⁴/3`` times the largest value, so that the grid misses a share of less than ``2e-9 k⁴``.
+    They are of ``|σ^{(n)}/n!|`` and of its ratio to ``σ(1 − σ)``, which is a polynomial too. From a grid of step 1e-4 on
+    [0, 1]: at an extreme within, the slope is zero and by Markov's inequality the second derivative at most ``4 k⁴/3`` times
+    the largest value, so that the grid misses a share of less than ``2e-9 k⁴``.
     """
     sigma = np.polynomial.Polynomial([0.0, 1.0])
     found, ratio = [sigma], sigma
