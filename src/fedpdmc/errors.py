@@ -204,7 +204,8 @@ class Discontinuous(NoEnclosure):
         FedPDMCError.__init__(
             self,
             f"the potential may jump at {where}: {primitive!r}, {reason}. A gradient does not show a jump, so that draws "
-            "would be wrong. Let both branches have the same value where they meet, or write a smooth function; fix a "
+            "would be wrong. Let both branches have the same value where they meet, or write a smooth function; vouch for a "
+            "function of your own that does not jump (fedpdmc.models.continuous: the run is then not certified); fix a "
             "change point, or sum over its places (logsumexp); for a limit use constraints=(A, b) of fedpdmc.sample, or a "
             "change of variables.",
         )

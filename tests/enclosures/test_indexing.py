@@ -11,7 +11,6 @@ from jax import lax
 
 from fedpdmc._jax.by_numpy import mapped_by_numpy
 from fedpdmc.enclosures import Interval, TimeInterval, enclose, smoothed
-from fedpdmc.enclosures.taylor_models import whole
 from fedpdmc.errors import NoEnclosure
 from fedpdmc.potentials.jax_function import curved_path
 
@@ -107,7 +106,7 @@ def on_line(f):
 def on_curve(f, order=3, rotating=False):
     v = np.array([0.5, 1.0, -2.0])
     path = curved_path(rotating, jnp.asarray(X)[:, None], jnp.asarray(v)[:, None], jnp.asarray([0.2]), order)[0]
-    found = whole(enclose(f, TimeInterval(order))(path))
+    found = enclose(f, TimeInterval(order))(path)
     values = [f(jnp.asarray(X * np.cos(s) + v * np.sin(s) if rotating else X + v * s)) for s in (0.0, 0.07, 0.2)]
     if not hasattr(found, "range"):
         return found, values, found

@@ -33,7 +33,8 @@ def line_of(equation) -> str:
 
 
 # Functions of JAX that are smooth although their formulas have branches.
-BRANCHED = {"betaln", "algdiv", "log_ndtr", "_ndtr", "ndtr", "_ndtri", "ndtri", "logaddexp", "sinc"}
+BRANCHED = {"betaln", "algdiv", "log_ndtr", "_ndtr", "ndtr", "_ndtri", "ndtri", "logaddexp", "sinc",
+            "xlogy", "xlog1py"}  # fmt: skip
 # Null sets for which NumPyro checks membership: values are in them by construction, up to rounding.
 THIN = {f"{name}.__call__" for name in ("_Simplex", "_CorrCholesky", "_CorrMatrix", "_PositiveDefinite",
                                         "_PositiveSemiDefinite", "_Sphere", "_ZeroSum")}  # fmt: skip

@@ -24,7 +24,6 @@ from jax import lax
 from jax.extend.core import primitives
 from jaxtyping import Array
 
-from fedpdmc._jax.compilation import computed_first
 from fedpdmc.enclosures.domain import (
     SHARED,
     TINY,
@@ -54,9 +53,7 @@ class TimeInterval(Domain):
     order: int = eqx.field(static=True)
 
     def rule(self, name: str, params: dict[str, Any], *forms: Form) -> Any:
-        """Vectors in pieces are assembled first, except for sums of them."""
-        if name not in ("add", "add_any"):
-            forms = tuple(whole(form) for form in forms)
+        """By the rule for curves, or else by that for intervals."""
         if name in self.rules or name in SHARED or name not in Box.rules:
             return super().rule(name, params, *forms)
         return self._by_intervals(Box.rules[name], params, forms)
@@ -231,7 +228,6 @@ def wide(x: Any) -> Array:
 
 def lifted(x: Form) -> Curve:
     """A form as a curve: a point does not move."""
-    x = whole(x)
     return x if isinstance(x, Curve) else Curve((wide(x),), jnp.zeros_like(wide(x)))
 
 
@@ -278,49 +274,6 @@ def fields(function: Callable, *forms: Form) -> Curve:
     moved = iter(along([row for row in rows if row is not None]))
     *found, error = (None if row is None else next(moved) for row in rows)
     return Curve(tuple(found), error)
-
-
-class PlacedPieces(Enclosure):
-    """A vector of zeros except for pieces that start at these places: the gradient of slices, before it is added up."""
-
-    pieces: tuple[tuple[int, Curve], ...]
-    length: int = eqx.field(static=True)
-
-    @property
-    def shape(self):
-        """Shape of the value."""
-        return (self.length,)
-
-    @property
-    def dtype(self):
-        """Type of the value."""
-        return self.pieces[0][1].dtype
-
-    def plus(self, interval: TimeInterval, other: PlacedPieces) -> Form:
-        """Piece by piece, unless pieces overlap in part."""
-        own = {(start, piece.shape[0]): piece for start, piece in self.pieces}
-        for start, piece in other.pieces:
-            key = (start, piece.shape[0])
-            own[key] = interval.rule("add", {}, own[key], piece) if key in own else piece
-        ends = sorted((start, start + size) for start, size in own)
-        if any(end > start for (_, end), (start, _) in itertools.pairwise(ends)):
-            return interval.rule("add", {}, self.whole(), other.whole())
-        return PlacedPieces(tuple((start, own[start, end - start]) for start, end in ends), self.length)
-
-    def whole(self) -> Curve:
-        """The vector; its pieces are computed first: fused into a concatenation they would not be vectorised."""
-        held = computed_first([piece for _, piece in self.pieces], number=self.pieces[0][1].error.reshape(-1))
-        there, row = [], 0
-        for (start, _), piece in zip(self.pieces, held, strict=True):
-            there += [np.zeros(start - row, self.dtype), piece]
-            row = start + piece.shape[0]
-        there.append(np.zeros(self.length - row, self.dtype))
-        return fields(lambda *parts: jnp.concatenate(parts), *there)
-
-
-def whole(x: Form) -> Form:
-    """A vector in pieces, assembled; anything else unchanged."""
-    return x.whole() if isinstance(x, PlacedPieces) else x
 
 
 def multiplied(interval: TimeInterval, x: Curve, y: Curve, times: Callable = jnp.multiply, terms: int = 0) -> Curve:
@@ -415,16 +368,6 @@ def _gather(interval: TimeInterval, params, x: Form, index: Form) -> Form:
     return Curve(interval.filled(found, gone, fill).parts, error)
 
 
-def _pad(interval: TimeInterval, params, x: Form, value: Form) -> Form:
-    """Zeros around a vector, which is kept in pieces."""
-    if not isinstance(x, Curve) or not is_zero(value) or len(x.shape) != 1:
-        return NotImplemented
-    before, after, between = map(int, params["padding_config"][0])
-    if before < 0 or after < 0 or between != 0:
-        return NotImplemented
-    return PlacedPieces(((before, x),), before + x.shape[0] + after)
-
-
 def _scatter_add(interval: TimeInterval, params, operand: Form, index: Form, updates: Form) -> Curve:
     """Entries added where constant indices say."""
     if not is_point(index):
@@ -448,9 +391,6 @@ def _scatter_add(interval: TimeInterval, params, operand: Form, index: Form, upd
 
 
 def _add(interval: TimeInterval, params, x: Form, y: Form) -> Form:
-    if isinstance(x, PlacedPieces) and isinstance(y, PlacedPieces):
-        return x.plus(interval, y)
-    x, y = whole(x), whole(y)
     shape = np.broadcast_shapes(shape_of(x), shape_of(y))
     for one, other in ((x, y), (y, x)):
         if is_zero(other) and one.shape == shape:
@@ -589,5 +529,5 @@ TimeInterval.rules.update({
     "add": _add, "add_any": _add, "neg": _neg, "mul": _mul, "pow": _pow, "square": _square,
     "integer_pow": _integer_pow, "convert_element_type": _convert,
     "dot_general": _dot, "reduce_sum": _reduce_sum, "cumsum": _cumsum, "triangular_solve": _solve,
-    "gather": _gather, "pad": _pad, "scatter-add": _scatter_add, "scatter_add": _scatter_add,
+    "gather": _gather, "scatter-add": _scatter_add, "scatter_add": _scatter_add,
 })  # fmt: skip
