@@ -15,7 +15,7 @@ from fedpdmc.certificates import read_credentials
 from fedpdmc.errors import InputError, Refused
 from fedpdmc.federation import messages
 from fedpdmc.federation.answer_checks import check_answer
-from fedpdmc.federation.checkpoint import OpeningJournal
+from fedpdmc.federation.coordinator_store import OpeningJournal
 from fedpdmc.federation.grpc import tls
 from fedpdmc.federation.grpc.client import inquire
 from fedpdmc.federation.remote import RemoteFederation

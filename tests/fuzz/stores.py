@@ -17,7 +17,7 @@ import fedpdmc as fp
 from fedpdmc.assessment.at_site import public_draws
 from fedpdmc.errors import FedPDMCError
 from fedpdmc.federation.audit_seals import Witness, read_seals
-from fedpdmc.federation.checkpoint import Checkpoint
+from fedpdmc.federation.coordinator_store import Checkpoint
 from fedpdmc.federation.session import _identity, check_state
 from fedpdmc.federation.site_agent import audit_log
 from fedpdmc.federation.site_agent.audit_replay import compare, show

@@ -20,7 +20,7 @@ from fedpdmc.federation.answer_checks import (
     read_account,
     read_arrival,
 )
-from fedpdmc.federation.checkpoint import OpeningJournal
+from fedpdmc.federation.coordinator_store import OpeningJournal
 from fedpdmc.federation.derivative_plausibility import Plausible
 from fedpdmc.federation.derivative_rounding import Heights, digits_in, digits_of
 from fedpdmc.federation.joint_plans import JointRandomness, abbreviated, announced

@@ -19,7 +19,7 @@ import numpy as np
 from fedpdmc.console.interrupts import Interrupted
 from fedpdmc.console.progress import show_prior, showing
 from fedpdmc.errors import InputError
-from fedpdmc.federation.checkpoint import Checkpoint, OpeningJournal
+from fedpdmc.federation.coordinator_store import Checkpoint, OpeningJournal
 from fedpdmc.federation.derivative_plausibility import Plausible, doubts
 from fedpdmc.federation.derivative_rounding import TOLERANCE
 from fedpdmc.federation.joint_plans import JointRandomness, joint_seed

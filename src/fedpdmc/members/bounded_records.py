@@ -27,8 +27,8 @@ from fedpdmc._jax.compilation import on_device
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.enclosures import Interval, enclose
 from fedpdmc.errors import InputError, NoEnclosure, PlanRefused
+from fedpdmc.models.model_file.allowed_operations import Source, evaluate
 from fedpdmc.models.model_file.model import Model as FileModel
-from fedpdmc.models.model_file.program import Source, evaluate
 from fedpdmc.models.model_file.records import CONSTANTS, DESIGN, WEIGHTS, Layout, RecordModel, RecordSum
 from fedpdmc.models.user_function import derivatives_of
 from fedpdmc.potentials import (

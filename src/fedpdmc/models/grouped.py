@@ -13,8 +13,8 @@ import numpy as np
 from fedpdmc._jax.compilation import on_device
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import InputError
+from fedpdmc.models.model_file.allowed_operations import Source, evaluate
 from fedpdmc.models.model_file.model import Model
-from fedpdmc.models.model_file.program import Source, evaluate
 from fedpdmc.models.model_file.records import CONSTANTS, DESIGN, WEIGHTS, Layout, RecordModel
 from fedpdmc.potentials import LinearPredictor, Logistic, Poisson, Quadratic, RandomEffects
 from fedpdmc.potentials.padding import whole_vectors

@@ -305,7 +305,7 @@ class CoordinatorCheck(Check):
         return f"{now}; `fedpdmc site --check` compares a site's clock with it"
 
     def _store(self) -> str:
-        from fedpdmc.federation.checkpoint import Checkpoint
+        from fedpdmc.federation.coordinator_store import Checkpoint
 
         saved = Checkpoint(self.store).read() if self.store.exists() else None
         if saved is None:

@@ -19,8 +19,8 @@ from fedpdmc.errors import InputError
 from fedpdmc.models.families import BUILT_IN, FAMILIES, LIBRARY, family
 from fedpdmc.models.grouped import FAMILIES as GROUPED_FAMILIES
 from fedpdmc.models.grouped import check_one_predictor
+from fedpdmc.models.model_file.allowed_operations import FileColumn as ModelColumn
 from fedpdmc.models.model_file.model import Model, parsed
-from fedpdmc.models.model_file.program import FileColumn as ModelColumn
 from fedpdmc.models.model_file.records import FileVariables, Layout, RecordModel
 from fedpdmc.privacy.sensitivity import ModelFacts
 from fedpdmc.study.formula import SITE, Design, Effects, MixedFormula, columns_of, is_mixed, parse_mixed

@@ -22,8 +22,8 @@ from fedpdmc.errors import InputError
 from fedpdmc.members.site import DescribedSites, Site
 from fedpdmc.models.families import BUILT_IN, FAMILIES, Place, Seen
 from fedpdmc.models.families import family as record_family
+from fedpdmc.models.model_file.allowed_operations import Source
 from fedpdmc.models.model_file.model import Model
-from fedpdmc.models.model_file.program import Source
 from fedpdmc.models.user_function import Variables
 from fedpdmc.results import arviz_export
 from fedpdmc.results.report import MANY_DROPPED

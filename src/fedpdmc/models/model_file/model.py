@@ -15,7 +15,7 @@ import numpy as np
 
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import InputError
-from fedpdmc.models.model_file.program import (
+from fedpdmc.models.model_file.allowed_operations import (
     DOMAINS,
     Constant,
     Equation,

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import InputError
-from fedpdmc.models.model_file.program import FileColumn, Source, evaluate
+from fedpdmc.models.model_file.allowed_operations import FileColumn, Source, evaluate
 from fedpdmc.models.user_function import UserModel
 from fedpdmc.potentials import Potential, Program
 from fedpdmc.potentials.padding import bucket

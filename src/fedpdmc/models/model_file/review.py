@@ -11,7 +11,7 @@ import numpy as np
 
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import NoEnclosure
-from fedpdmc.models.model_file.program import Equation, FileProgram, Literal, Name, Operand, Type
+from fedpdmc.models.model_file.allowed_operations import Equation, FileProgram, Literal, Name, Operand, Type
 
 if TYPE_CHECKING:
     from fedpdmc.models.model_file.model import Model

@@ -15,7 +15,7 @@ from fedpdmc._jax.programs import INNER, called, evaluate, prune, scan_lengths
 from fedpdmc.enclosures.continuity import is_vouched
 from fedpdmc.enclosures.known_functions import line_of, name_of_call
 from fedpdmc.errors import InputError
-from fedpdmc.models.model_file.program import (
+from fedpdmc.models.model_file.allowed_operations import (
     BINARY,
     OPERATIONS,
     RENAMED,

@@ -11,7 +11,7 @@ from tests.paths import block, skeleton, zigzag
 
 from fedpdmc.dynamics import Line
 from fedpdmc.errors import InputError
-from fedpdmc.federation.checkpoint import Checkpoint
+from fedpdmc.federation.coordinator_store import Checkpoint
 from fedpdmc.results.path_store import SkeletonStore
 from fedpdmc.results.skeleton import join
 
@@ -139,7 +139,7 @@ def test_killed_between_any_two_writes_it_is_as_it_was_or_as_it_is_to_be(step, t
 
 def test_without_a_descriptor_it_waits_for_one(tmp_path, monkeypatch, caplog):
     """Real ones: the process has used up what it may have, and gets some back while it waits."""
-    monkeypatch.setattr("fedpdmc.federation.checkpoint.PAUSE", 0.05)
+    monkeypatch.setattr("fedpdmc.federation.coordinator_store.PAUSE", 0.05)
     checkpoint, before = Checkpoint(tmp_path), resource.getrlimit(resource.RLIMIT_NOFILE)
     held, most = [], max(int(name) for name in os.listdir("/dev/fd")) + 64
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, before[1]))
