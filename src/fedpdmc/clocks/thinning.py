@@ -471,7 +471,7 @@ class ThirdOrder(eqx.Module):
         return cubic, beyond, square
 
     def bound(self, dynamics: Dynamics, a: Float[Array, "C d"], v: Float[Array, "C d"]) -> Float[Array, "C k"]:
-        """A bound of the rate of every mark at ``(a, v)``: of third order with its error, or of fourth if that is sharper.
+        """A bound of the rate of every mark at ``(a, v)``: the third order and its error.
 
         It is never above the constants of a cell that ``(a, v)`` lies in.
         """
@@ -483,12 +483,8 @@ class ThirdOrder(eqx.Module):
         if self.quadratic is not None:
             second = signed_rates(dynamics, self.quadratic.gradient(b), v)
             signed, terms = signed + second, terms + jnp.abs(second)
-        bound = _ceiling(signed, terms, speed * remainder.beyond(size, flips))
-        if remainder.sharper is not None:
-            fourth = signed_rates(dynamics, remainder.sharper.gradient(b), v)
-            beyond = speed * remainder.sharper.beyond(size, remainder.growth, flips)
-            bound = jnp.minimum(bound, _ceiling(signed + fourth, terms + jnp.abs(fourth), beyond))
-        return bound + 0.5 * self._slack(size, v)
+        bound = jnp.maximum(signed, 0.0) + RELATIVE_SLACK * terms
+        return bound + (1 + RELATIVE_SLACK) * speed * remainder.beyond(size, flips) + 0.5 * self._slack(size, v)
 
     def _slack(self, size, v):
         """Room for the rounding of sums over records, in units of the whitened rates."""
@@ -507,8 +503,7 @@ class ThirdOrder(eqx.Module):
         return self._cost(_usual_curves, potential, dynamics)
 
     def _cost(self, usual: Callable, potential: Potential, dynamics: Dynamics) -> float:
-        tensors = (self.remainder.tensor, None if self.remainder.sharper is None else self.remainder.sharper.tensor)
-        price = (DRAW_WORK + 2 * sum(x.size for x in tensors if x is not None)) / gradient_work(potential)
+        price = (DRAW_WORK + 2 * self.remainder.tensor.size) / gradient_work(potential)
         passes, points = usual(self, dynamics, *usual_states(dynamics, potential.dim, TRIALS))
         return float(passes) + price * float(points)
 
@@ -523,11 +518,6 @@ def _usual_constants(envelope: ThirdOrder, dynamics: Dynamics, a: Float[Array, "
 def _usual_curves(envelope: ThirdOrder, dynamics: Dynamics, a: Float[Array, "n d"], v: Float[Array, "n d"]):
     values, error = envelope._along(a.T, v.T, jnp.full(a.shape[0], QUARTER))
     return jnp.mean(envelope.bound(dynamics, a, v)), jnp.mean(jnp.maximum(values + error, 0.0))
-
-
-def _ceiling(signed: Float[Array, "C k"], terms: Float[Array, "C k"], beyond: Float[Array, "C k"]):
-    """The positive part of a rate that is known up to ``beyond``, with room for the rounding of its terms."""
-    return jnp.maximum(signed, 0.0) + RELATIVE_SLACK * terms + (1 + RELATIVE_SLACK) * beyond
 
 
 # Thinning on intervals -------------------------------------------------------------------------------------------------
