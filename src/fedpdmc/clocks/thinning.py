@@ -36,7 +36,7 @@ from fedpdmc.clocks.base import (
     served,
     unit,
 )
-from fedpdmc.clocks.closed_form import affine_clocks, earliest
+from fedpdmc.clocks.closed_form import affine_clock, affine_clocks, earliest
 from fedpdmc.clocks.envelopes import (
     DRAW_WORK,
     RELATIVE_SLACK,
@@ -50,9 +50,9 @@ from fedpdmc.clocks.envelopes import (
 )
 from fedpdmc.dynamics import QUARTER, Dynamics
 from fedpdmc.enclosures import Curve, TimeInterval
-from fedpdmc.potentials import CubicRemainder, Potential, Program, Quadratic, records_of
+from fedpdmc.potentials import CubicRemainder, Potential, Program, Quadratic, program_of, records_of
 from fedpdmc.potentials.chebyshev import RateCurve, chebyshev_nodes, interpolant
-from fedpdmc.potentials.dense_rates import cosine_and_sine
+from fedpdmc.potentials.dense_rates import RecordCurves, cosine_and_sine
 from fedpdmc.potentials.linear_predictor import ROOM, ULPS
 
 
@@ -369,6 +369,7 @@ class QuadraticPart(eqx.Module):
 class ThirdOrder(eqx.Module):
     """The third-order remainder of records (`CubicRemainder`), and a quadratic where the control variate leaves one."""
 
+    name: ClassVar[str] = "ThirdOrder"
     domain: ClassVar[str] = "a third-order remainder with a proved error, then the records"
     wide: ClassVar[bool] = False
     passes: ClassVar[int] = 0
@@ -405,7 +406,14 @@ class ThirdOrder(eqx.Module):
                 rates = rates + faster * self.quadratic.largest(size, flips)
         return rates * (1 + 2 * RELATIVE_SLACK) + self._slack(size, speed), cell
 
-    def along(self, a: Float[Array, "d C"], v: Float[Array, "d C"], length: Float[Array, " C"]) -> RateCurve:
+    def along(
+        self,
+        potential: Any,
+        dynamics: Dynamics,
+        a: Float[Array, "d C"],
+        v: Float[Array, "d C"],
+        length: Float[Array, " C"],
+    ) -> RateCurve:
         """The signed rates of reflections on pieces of a rotation, of stacked sites.
 
         With ``b = a cos t + v sin t − c`` the rate ``½ T[b, b, b'] + (g + B b)·b'`` is a trigonometric polynomial of degree
@@ -483,8 +491,9 @@ class ThirdOrder(eqx.Module):
         if self.quadratic is not None:
             second = signed_rates(dynamics, self.quadratic.gradient(b), v)
             signed, terms = signed + second, terms + jnp.abs(second)
-        bound = jnp.maximum(signed, 0.0) + RELATIVE_SLACK * terms
-        return bound + (1 + RELATIVE_SLACK) * speed * remainder.beyond(size, flips) + 0.5 * self._slack(size, v)
+        beyond = speed * remainder.beyond(size, flips)
+        bound = jnp.maximum(signed, 0.0) + RELATIVE_SLACK * terms + (1 + RELATIVE_SLACK) * beyond
+        return bound + 0.5 * self._slack(size, v)
 
     def _slack(self, size, v):
         """Room for the rounding of sums over records, in units of the whitened rates."""
@@ -520,76 +529,131 @@ def _usual_curves(envelope: ThirdOrder, dynamics: Dynamics, a: Float[Array, "n d
     return jnp.mean(envelope.bound(dynamics, a, v)), jnp.mean(jnp.maximum(values + error, 0.0))
 
 
-# Thinning on intervals -------------------------------------------------------------------------------------------------
+# Thinning under curves ---------------------------------------------------------------------------------------------------
 
 
-# If the error adds too many candidates to an interval, the interval is shortened, at most and at least by these factors, so
-# that the error would add the first number. At a kink the error is the range of both sides, so it adds few on a short
-# interval. If no interval above a part of the usual length suffices, the rates are not finite.
+# If the error adds too many candidates to a piece of a program's path, the piece is shortened, at most and at least by these
+# factors, so that the error would add the first number. At a kink the error is the range of both sides, so it adds few on a
+# short piece. If no piece above a part of the usual length suffices, the rates are not finite.
 AIM, LEAST_CUT, MOST_CUT, SHORTEST = 0.1, 0.7, 0.1, 1e-12
-# An interval to which the error adds more candidates than this is cut.
-MOST_ADDED = 0.5
+# Candidates that the error may add to a piece of a program's path; and of records, which have another bound.
+MOST_ADDED, MOST_ADDED_TO_RECORDS = 0.5, 4.0
 
 
-class IntervalWalk(eqx.Module):
-    """A walk on intervals, with the length of the interval to try next."""
+class CurveWalk(CandidateWalk):
+    """A walk on pieces, with the length of the piece to try next."""
 
-    candidate: CandidateWalk
     length: Float[Array, " C"]
 
-    @property
-    def walk(self) -> Walk:
-        """The walk itself."""
-        return self.candidate.walk
 
-
-class IntervalClock(Clock[IntervalWalk]):
-    """Rates of a program, alone or with a share of the prior, that an envelope knows as ``p(s) ± e`` on intervals.
+class CurveClock(Clock[CurveWalk]):
+    """Rates that are known as ``p(s) ± e`` on pieces of the path.
 
     A candidate at s is accepted if its threshold is below ``p(s) − e``, rejected if above ``p(s) + e``, and decided by the
-    program in between. The events are those of thinning by the program alone under the same bounds. An interval with too
-    large an error is cut.
+    exact rate in between. The events are those of thinning by the exact rate alone under the same bounds. Where the error
+    is too large, a program gets a shorter piece, and records a cell with a bound of second order.
+
+    Attributes
+    ----------
+    curves : RecordCurves, ThirdOrder or TimePolynomial
+        What makes the curves: all records by one product with their design, the tensor of their third order, or the Taylor
+        models of a program.
+    length : ()
+        The longest piece.
     """
 
     potential: Potential
     dynamics: Dynamics
-    envelope: TimePolynomial
+    curves: RecordCurves | ThirdOrder | TimePolynomial
+    length: Float[Array, ""]
+
+    @property
+    def name(self) -> str:
+        return self.curves.name
+
+    @property
+    def domain(self) -> str:
+        return self.curves.domain
 
     def idle(self, chains):
-        return IntervalWalk(CandidateWalk.idle(self.dynamics, chains, self.dim), jnp.zeros(chains))
+        return CurveWalk.idle(self.dynamics, chains, self.dim, length=jnp.zeros(chains))
 
     def restart(self, state, new, path):
-        return IntervalWalk(state.candidate.restart(new, path), jnp.where(new, self.envelope.usual, state.length))
+        return dataclasses.replace(state.restart(new, path), length=jnp.where(new, self.length, state.length))
 
     def step(self, state, path, keys):
-        """One interval on every chain that does not wait; then the program where enough chains wait for it."""
+        """One piece on every chain that does not wait; then the exact rates where enough chains wait for them."""
         state = self._walked(state, path, keys)
-        rows = path, self.potential.shares
-        return dataclasses.replace(state, candidate=served(self._decide_some, state.candidate, rows))
+        return served(self._decide_some, state, (path, self.potential.shares))
 
-    def _decide_some(self, state: CandidateWalk, rows: tuple[Path, Float[Array, " C"] | None]) -> CandidateWalk:
+    def _decide_some(self, state: CurveWalk, rows: tuple[Path, Float[Array, " C"] | None]) -> CurveWalk:
         """The exact rates on some chains, with their own shares of the prior."""
         path, shares = rows
         return holding(self, shares).decide(state, path)
 
-    def _walked(self, state: IntervalWalk, path: Path, keys) -> IntervalWalk:
-        """To a candidate or to the end of the interval; where its error is too large, a shorter one to try."""
-        walk, usual = state.walk, self.envelope.usual
-        a, v = path.state(self.dynamics, walk.segment, walk.offset)
+    def _walked(self, state: CurveWalk, path: Path, keys) -> CurveWalk:
+        """To a candidate or to the end of the piece."""
+        walk = state.walk
+        a, v = path.state(self.dynamics, jnp.minimum(walk.segment, path.last), walk.offset)
         remaining = path.at(path.duration, walk.segment) - walk.offset
         h = jnp.minimum(state.length, remaining)
-        curve = self.envelope.along(self.potential, self.dynamics, a, v, h)
-        found = first_candidate(curve, uniforms(keys, path.number, walk.draws, CANDIDATES * DRAWN))
-        moved = at_candidate(path, walk, found, remaining, self.dynamics.flips)
+        curve = jax.tree.map(lambda x: x[None], self.curves).along(self.potential, self.dynamics, a.T, v.T, h)
+        u = uniforms(keys, path.number, walk.draws, CANDIDATES * DRAWN)
+        found = first_candidate(curve, u)
+        if program_of(self.potential) is None:
+            new = self._in_cells(state, path, a, v, remaining, u, curve, found)
+        else:
+            new = self._shortened(state, path, remaining, curve, found)
+        return keep_done(walk.done | state.waiting, state, new)
+
+    def _in_cells(self, state: CurveWalk, path: Path, a, v, remaining, u, curve: RateCurve, found: Found) -> CurveWalk:
+        """At the candidate, or at that of a cell with a bound of second order where the curve is poor."""
+        poor, walk = is_poor(curve), state.walk
+        found = jax.lax.cond(
+            jnp.any(poor & ~walk.done),
+            lambda: chosen(poor, second_order_candidate(self.dynamics, self.potential, a, v, remaining, u), found),
+            lambda: found,
+        )
+        walk = dataclasses.replace(walk, passes=walk.passes + self.curves.passes)
+        return at_candidate(dataclasses.replace(state, walk=walk), path, found, remaining)
+
+    def _shortened(self, state: CurveWalk, path: Path, remaining, curve: RateCurve, found: Found) -> CurveWalk:
+        """At the candidate; where the error is too large, before it with a shorter piece to try."""
+        moved = at_candidate(state, path, found, remaining, self.dynamics.flips)
         added = curve.candidates_of_error
         good = added <= MOST_ADDED
-        cut = jnp.clip((AIM / added) ** (1 / (self.envelope.order + 2)), MOST_CUT, LEAST_CUT)
-        length = jnp.where(good, usual, h * jnp.where(jnp.isfinite(added), cut, MOST_CUT))
-        lost = ~good & (length < SHORTEST * usual)
-        stopped = dataclasses.replace(walk, done=lost, fault=jnp.where(lost, NOT_FINITE, FINE))
-        still = dataclasses.replace(state.candidate, walk=stopped)
-        new = IntervalWalk(keep_done(~good, still, moved), length)
-        return keep_done(walk.done | state.candidate.waiting, state, new)
+        cut = jnp.clip((AIM / added) ** (1 / (self.curves.order + 2)), MOST_CUT, LEAST_CUT)
+        length = jnp.where(good, self.length, curve.length * jnp.where(jnp.isfinite(added), cut, MOST_CUT))
+        lost = ~good & (length < SHORTEST * self.length)
+        stopped = dataclasses.replace(state.walk, done=lost, fault=jnp.where(lost, NOT_FINITE, FINE))
+        new = keep_done(~good, dataclasses.replace(state, walk=stopped), moved)
+        return dataclasses.replace(new, length=length)
+
+
+def is_poor(curve: RateCurve) -> Bool[Array, " C"]:
+    """Where the errors add so many candidates that a bound from the records is better, or are not finite."""
+    return ~(curve.candidates_of_error <= MOST_ADDED_TO_RECORDS)
+
+
+def second_order_candidate(
+    dynamics: Dynamics, potential: Potential, a: Float[Array, "C d"], v: Float[Array, "C d"], remaining, u
+) -> Found:
+    """The candidate of a cell that is bounded by a pass over the records in 64 bits; they decide it."""
+    bound = evaluate(dynamics, potential, a, v, v).bound
+    cell = jnp.minimum(remaining, jnp.minimum(bound.reach, cell_length(bound)))
+    value, slope = bound.value[:, 0], bound.slope[:, 0] + 0.5 * bound.curve[:, 0] * cell
+    wait = affine_clock(value, slope, exponentials(u[0]))
+    hit = wait < cell
+    time, ceiling, infinite = jnp.where(hit, wait, cell), value + slope * wait, jnp.full_like(cell, jnp.inf)
+    # What is not finite goes to the records, where it is a fault.
+    hit = hit | ~jnp.isfinite(value + slope)
+    site = jnp.zeros(cell.shape, int)
+    return Found(time, hit, ~hit & (cell < remaining), site, ceiling, u[1] * ceiling, -infinite, infinite)
+
+
+def chosen(which: Bool[Array, " C"], one: Found, other: Found) -> Found:
+    """``one`` on the chains where ``which`` is true, else ``other``."""
+    return Found(*(jnp.where(which, x, y) for x, y in zip(one, other, strict=True)))
 
 
 # Polynomials of time ---------------------------------------------------------------------------------------------------
@@ -611,26 +675,30 @@ SPREADS = (1.0, 2.0)
 class TimePolynomial(eqx.Module):
     """Any program that Taylor models can follow (`fedpdmc.enclosures.taylor_models`).
 
-    On an interval of length h the signed rate is ``p(s) ± e``.
-
     Attributes
     ----------
-    usual : ()
-        The length of an interval that is tried first.
     order : int
         Degree of the polynomials.
     """
 
+    name: ClassVar[str] = "TimePolynomial"
     domain: ClassVar[str] = "polynomials of time with a proved error (Taylor models)"
+    wide: ClassVar[bool] = False
+    passes: ClassVar[int] = 0
 
-    usual: Float[Array, ""]
     order: int = eqx.field(static=True, default=ORDER)
 
     def along(
-        self, potential: Any, dynamics: Dynamics, a: Float[Array, "C d"], v: Float[Array, "C d"], h: Float[Array, " C"]
+        self,
+        potential: Any,
+        dynamics: Dynamics,
+        a: Float[Array, "d C"],
+        v: Float[Array, "d C"],
+        length: Float[Array, " C"],
     ) -> RateCurve:
         """The rates of all marks from there on; where there is no bound, errors are not finite."""
-        curve = potential.curves(dynamics.flow.rotating, dynamics.flips, a.T, v.T, h, self.order)
+        h = length
+        curve = potential.curves(dynamics.flow.rotating, dynamics.flips, a, v, h, self.order)
         curve = TimeInterval(self.order).full(curve, Curve((), jnp.zeros_like(h)))
         # Many numbers of a walk depend on these few, and each would repeat all operations of the program.
         parts, error = computed_first((curve.parts, curve.error), number=h)
@@ -641,9 +709,9 @@ class TimePolynomial(eqx.Module):
         error = error + RELATIVE_SLACK * sum(map(jnp.abs, parts)) + 0.0 * jnp.sum(values, 1)
         return RateCurve(values, error, h)
 
-    def cost(self, potential: Potential, dynamics: Dynamics) -> float:
-        """Gradients per unit of process time, if the posterior is like the reference: the rates once for each interval."""
-        tried = _tried(potential, dynamics, *usual_states(dynamics, potential.dim, INTERVAL_TRIALS), self)
+    def cost(self, potential: Potential, dynamics: Dynamics, length: Float[Array, ""]) -> float:
+        """Gradients per unit of process time, if the posterior is like the reference: the rates once for each piece."""
+        tried = _tried(potential, dynamics, *usual_states(dynamics, potential.dim, INTERVAL_TRIALS), self, length)
         price = INTERVAL_PRICE * (PRICE_OF_ORDER if self.order > ORDER else 1.0)
         return price / max(float(np.mean(np.asarray(tried.reach))), 1e-300)
 
@@ -656,8 +724,8 @@ class Tried(NamedTuple):
     rate: Float[Array, " n"]
 
 
-def time_polynomial(program: Program, dynamics: Dynamics) -> tuple[TimePolynomial, float]:
-    """The envelope with the order and the length of intervals of least cost, and the rounding of the program's rates.
+def time_polynomial(program: Program, dynamics: Dynamics) -> tuple[TimePolynomial, Float[Array, ""], float]:
+    """The order and the length of pieces of least cost, and the rounding of the program's rates.
 
     The rounding is the error of an interval of length zero, in units of the usual rate, or of one if that is less.
 
@@ -669,7 +737,7 @@ def time_polynomial(program: Program, dynamics: Dynamics) -> tuple[TimePolynomia
     points = _trials(dynamics, program.dim)
 
     def tried(length: float, order: int = ORDER) -> Tried:
-        return _tried(program, dynamics, *points, TimePolynomial(on_device(length), order))
+        return _tried(program, dynamics, *points, TimePolynomial(order), on_device(length))
 
     def reach(length: float, order: int = ORDER) -> float:
         return float(np.mean(np.asarray(tried(length, order).reach)))
@@ -685,7 +753,7 @@ def time_polynomial(program: Program, dynamics: Dynamics) -> tuple[TimePolynomia
         # NumPy warns if all entries are NaN.
         warnings.simplefilter("ignore", RuntimeWarning)
         rounding = np.nanmedian(error) / max(1.0, np.nan_to_num(np.nanmedian(rate)))
-    return TimePolynomial(on_device(length), order), float(rounding)
+    return TimePolynomial(order), on_device(length), float(rounding)
 
 
 def _best_length(reach: Callable[[float], float]) -> tuple[float, float]:
@@ -719,11 +787,11 @@ def _trials(dynamics: Dynamics, dim: int) -> tuple[Float[Array, "n d"], Float[Ar
 
 
 @once
-def _tried(program: Potential, dynamics: Dynamics, a, v, envelope: TimePolynomial) -> Tried:
-    """Reach to the end of an interval or to the first candidate, zero if it must be cut; with its error and rate."""
+def _tried(program: Potential, dynamics: Dynamics, a, v, curves: TimePolynomial, length) -> Tried:
+    """Reach to the end of a piece or to the first candidate, zero if it must be cut; with its error and rate."""
     size = jnp.linalg.norm(v, axis=-1) * (1 + jnp.linalg.norm(a, axis=-1))
-    h = jnp.broadcast_to(envelope.usual, a.shape[:1])
-    curve = envelope.along(program, dynamics, a, v, h)
+    h = jnp.broadcast_to(length, a.shape[:1])
+    curve = curves.along(program, dynamics, a.T, v.T, h)
     load = jnp.sum(curve.ceilings(CELLS), (0, 1)) * h / CELLS
     reach = jnp.where(curve.candidates_of_error <= MOST_ADDED, reach_of(load, h), 0.0)
     return Tried(reach, jnp.max(curve.error, 0) / size, jnp.max(jnp.abs(curve.values), (0, 1)) / size)
@@ -823,16 +891,20 @@ def first_candidate(curve: RateCurve, u: Float[Array, "n C"]) -> Found:
 
 
 def at_candidate(
-    path: Path, walk: Walk, found: Found, remaining: Float[Array, " C"], sure: bool = False
-) -> CandidateWalk:
+    state: CurveWalk, path: Path, found: Found, remaining: Float[Array, " C"], sure: bool = False
+) -> CurveWalk:
     """The walk at the end of a piece; where ``sure``, a candidate that the curve accepts needs no exact rate."""
+    walk = state.walk
     ends = ~found.hit & ~found.cut & (found.time >= remaining)
     segment, offset, over = advance(path, walk.segment, walk.offset, found.time, ends)
     moved, hit = walk.moved(path, segment, offset, over, found.site), found.hit & ~over
     if sure:
         accepted = hit & (found.threshold < found.least)
         moved, hit = moved.decided(path, accepted, moved.fault, passes=0), hit & ~accepted
-    return CandidateWalk(moved, hit, found.ceiling, found.threshold, found.least, found.most)
+    return dataclasses.replace(
+        state, walk=moved, waiting=hit, ceiling=found.ceiling, threshold=found.threshold, least=found.least,
+        most=found.most,
+    )  # fmt: skip
 
 
 # Bounds that are guessed ----------------------------------------------------------------------------------------------
