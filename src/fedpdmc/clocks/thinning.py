@@ -153,75 +153,9 @@ def draw(state: ThinnedWalk, path: Path, keys) -> ThinnedWalk:
 MOST_EVALUATIONS = 256
 # Numbers in the design above which a pass costs so much that it waits for the whole batch.
 LARGE = 2**16
-# Binary digits of the constants on a rotation, and of their integrals.
-RATE_DIGITS, INTEGRAL_DIGITS = 10, 20
 
 
-class Hazard(NamedTuple):
-    """A rate that is constant on every segment of a plan, and its integral up to the end of each.
-
-    Both are rounded up to few digits, the integral by segment, so that programs that differ in the last bits get the same
-    numbers. An integral that is too large for its segment reaches points beyond the end, where nothing happens.
-    """
-
-    rate: Float[Array, "C S"]
-    integral: Float[Array, "C S"]
-
-    @classmethod
-    def of(cls, rate: Float[Array, "C S"], duration: Float[Array, "C S"]) -> Hazard:
-        """The hazard from bounds of the rates and the lengths of the segments."""
-        rate = rounded_up(rate, RATE_DIGITS)
-        return cls(rate, jnp.cumsum(rounded_up(rate * duration, INTEGRAL_DIGITS), -1))
-
-    def before(self, segment: Int[Array, " C"]) -> Float[Array, " C"]:
-        """The integral up to the start of a segment."""
-        return jnp.where(segment > 0, pick(self.integral, jnp.maximum(segment - 1, 0)), 0.0)
-
-    def where(self, level: Float[Array, " C"]) -> tuple[Int[Array, " C"], Float[Array, " C"], Bool[Array, " C"]]:
-        """Segment and offset at which the integral is ``level``, and whether the plan ends before."""
-        segment = jnp.sum(self.integral <= level[:, None], -1)
-        over = segment >= self.rate.shape[-1]
-        within = jnp.where(over, 0, segment)
-        offset = (level - self.before(within)) / pick(self.rate, within)
-        return segment, jnp.where(over, 0.0, offset), over
-
-
-def rounded_up(x: Float[Array, "*shape"], digits: int) -> Float[Array, "*shape"]:
-    """The next larger number of so many binary digits; zero and what is not finite as they are."""
-    spare = jnp.uint64(52 - digits)
-    bits = jax.lax.bitcast_convert_type(x, jnp.uint64)
-    larger = jax.lax.bitcast_convert_type(((bits >> spare) + jnp.uint64(1)) << spare, jnp.float64)
-    return jnp.where((x > 0) & (x < jnp.inf), larger, x)
-
-
-class Candidate(NamedTuple):
-    """Where the next candidate of the constants is, or where the walk goes without one.
-
-    ``rates`` are the constants by mark, ``total`` the rate with which the candidate was drawn, at least their sum.
-    """
-
-    segment: Int[Array, " C"]
-    offset: Float[Array, " C"]
-    hit: Bool[Array, " C"]
-    over: Bool[Array, " C"]
-    rates: Float[Array, "C k"]
-    total: Float[Array, " C"]
-    level: Float[Array, " C"]
-
-
-class SegmentWalk(CandidateWalk):
-    """A walk at a candidate that the envelope could not reject, or one that has yet to find such a candidate.
-
-    Attributes
-    ----------
-    level : (C,)
-        On rotations, the integral of the constant bounds up to the present position.
-    """
-
-    level: Float[Array, " C"]
-
-
-class SegmentClock(Clock[SegmentWalk]):
+class SegmentClock(Clock[CandidateWalk]):
     """Potentials that are small after their quadratic control variate.
 
     A candidate comes from constants: on a rotation ``|a|² + |v|²`` is conserved, so that one number bounds the rate on a
@@ -235,10 +169,10 @@ class SegmentClock(Clock[SegmentWalk]):
     envelope: ThirdOrder
 
     def idle(self, chains):
-        return SegmentWalk.idle(self.dynamics, chains, self.dim, squeezed=False, level=jnp.zeros(chains))
+        return CandidateWalk.idle(self.dynamics, chains, self.dim, squeezed=False)
 
     def restart(self, state, new, path):
-        return dataclasses.replace(state.restart(new, path), level=jnp.where(new, 0.0, state.level))
+        return state.restart(new, path)
 
     def step(self, state, path, keys):
         """Search for candidates on some chains until most of them have one or are done; then one pass over the records.
@@ -247,15 +181,15 @@ class SegmentClock(Clock[SegmentWalk]):
         """
         return in_lanes(self._search, state, path, keys)
 
-    def _search(self, state: SegmentWalk, path: Path, keys) -> SegmentWalk:
+    def _search(self, state: CandidateWalk, path: Path, keys) -> CandidateWalk:
         """Search until no chain of the batch searches or, if a pass is cheap, until three in four of them wait for it."""
         records = records_of(self.potential)
         cheap = records is None or records.design.size <= LARGE
-        hazard = None
+        plan = None
         if self.dynamics.flow.rotating:
             # A constant bound for every segment.
             rates, _ = self.envelope.constants(self.dynamics, path.start, path.velocity, path.duration)
-            hazard = Hazard.of(jnp.sum(rates, -1), path.duration)
+            plan = rates, Ceilings.of(jnp.sum(rates, -1).T[:, None], path.duration.T)
 
         def searching(carry):
             evaluations, now = carry
@@ -264,50 +198,40 @@ class SegmentClock(Clock[SegmentWalk]):
 
         def evaluate(carry):
             evaluations, now = carry
-            return evaluations + 1, self._evaluate(now, path, hazard, keys)
+            return evaluations + 1, self._evaluate(now, path, plan, keys)
 
         _, state = jax.lax.while_loop(searching, evaluate, evaluate((jnp.array(0), state)))
         return self.decide(state, path)
 
-    def _evaluate(self, state: SegmentWalk, path: Path, hazard: Hazard | None, keys) -> SegmentWalk:
-        walk = state.walk
-        u = uniforms(keys, path.number, walk.draws, 4)
-        level = state.level + exponentials(u[0])
-        found = self._on_line(walk, path, level) if hazard is None else self._on_rotation(path, level, hazard)
-        there, velocity = path.state(self.dynamics, jnp.minimum(found.segment, path.last), found.offset)
-        total = jnp.cumsum(found.rates, -1)
-        mark = jnp.sum(total < (u[1] * found.total)[:, None], -1)
-        hit, mark = found.hit & (mark < total.shape[-1]), jnp.minimum(mark, total.shape[-1] - 1)
-        bound = pick_mark(self.envelope.bound(self.dynamics, there, velocity), mark)
-        constant = pick_mark(found.rates, mark)
+    def _evaluate(self, state: CandidateWalk, path: Path, plan: tuple[Any, Ceilings] | None, keys) -> CandidateWalk:
+        """To the next candidate of the constants, which the bound there may reject, or to where they end."""
+        walk, u = state.walk, uniforms(keys, path.number, state.walk.draws, 4)
+        level = exponentials(u[0])
+        if plan is None:
+            a, v = path.state(self.dynamics, walk.segment, walk.offset)
+            remaining = path.at(path.duration, walk.segment) - walk.offset
+            rates, cell = self.envelope.constants(self.dynamics, a, v, remaining)
+            wait = level / jnp.maximum(jnp.sum(rates, -1), 1e-300)
+            hit = wait < cell
+            step, ends = jnp.where(hit, wait, cell), ~hit & (cell >= remaining)
+            segment, offset, over = advance(path, walk.segment, walk.offset, step, ends)
+            hit &= ~over
+        else:
+            found = plan[1].point(plan[1].passed(walk.segment, walk.offset) + level, u[1])
+            segment, offset, over, rates = found.cell, found.offset, found.over, pick(plan[0], found.cell)
+            if path.cap is not None:
+                over |= pick(path.begin, segment) + offset > path.cap
+            hit = ~over
+        total = jnp.cumsum(rates, -1)
+        mark = jnp.minimum(jnp.sum(total <= (u[1] * total[:, -1])[:, None], -1), total.shape[-1] - 1)
+        there = path.state(self.dynamics, jnp.minimum(segment, path.last), offset)
+        bound, constant = pick_mark(self.envelope.bound(self.dynamics, *there), mark), pick_mark(rates, mark)
         fault = jnp.where(hit & ~(bound <= constant), jnp.where(jnp.isfinite(bound), VIOLATED, NOT_FINITE), FINE)
-        fault = jnp.where(jnp.isfinite(total[:, -1]) | found.over, fault, NOT_FINITE)
-        moved = walk.moved(path, found.segment, found.offset, found.over, mark, fault)
+        fault = jnp.where(jnp.isfinite(total[:, -1]) | over, fault, NOT_FINITE)
         waiting = hit & (u[2] * constant < bound) & (fault == FINE)
-        new = SegmentWalk(moved, waiting, bound, u[3] * bound, None, None, found.level)
+        moved = walk.moved(path, segment, offset, over, mark, fault)
+        new = CandidateWalk(moved, waiting, bound, u[3] * bound, None, None)
         return keep_done(walk.done | state.waiting, state, new)
-
-    def _on_line(self, walk: Walk, path: Path, level) -> Candidate:
-        a, v = path.state(self.dynamics, walk.segment, walk.offset)
-        remaining = path.at(path.duration, walk.segment) - walk.offset
-        rates, cell = self.envelope.constants(self.dynamics, a, v, remaining)
-        total = jnp.sum(rates, -1)
-        wait = level / jnp.maximum(total, 1e-300)
-        hit = wait < cell
-        step, ends = jnp.where(hit, wait, cell), ~hit & (cell >= remaining)
-        segment, offset, over = advance(path, walk.segment, walk.offset, step, ends)
-        return Candidate(segment, offset, hit & ~over, over, rates, total, jnp.zeros_like(level))
-
-    def _on_rotation(self, path: Path, level, hazard: Hazard) -> Candidate:
-        """The next candidate of the whole plan: a constant holds on a segment, so their integral is inverted at once."""
-        segment, offset, over = hazard.where(level)
-        within = jnp.minimum(segment, path.last)
-        if path.cap is not None:
-            over |= pick(path.begin, within) + offset > path.cap
-        start, velocity = pick(path.start, within), pick(path.velocity, within)
-        rates, _ = self.envelope.constants(self.dynamics, start, velocity, offset)
-        hit = ~over & (offset <= pick(path.duration, within))
-        return Candidate(segment, offset, hit, over, rates, pick(hazard.rate, within), level)
 
 
 # The remainder of third order ------------------------------------------------------------------------------------------
@@ -832,39 +756,55 @@ class Found(NamedTuple):
 
 
 class Ceilings(NamedTuple):
-    """Bounds of rates, of sites or of marks, on equal cells of a piece, and their integral up to the end of each cell."""
+    """Bounds of rates, of sites or of marks, on cells of a piece or a plan, and their integral up to the end of each."""
 
     bounds: Float[Array, "J M C"]
     integral: Float[Array, "J C"]
-    width: Float[Array, " C"]
+    width: Float[Array, "J C"]
 
     @classmethod
-    def of(cls, bounds: Float[Array, "J M C"], length: Float[Array, " C"]) -> Ceilings:
-        """On pieces of these lengths."""
-        width = length / bounds.shape[0]
-        return cls(bounds, jnp.cumsum(jnp.sum(bounds, 1) * width, 0), width)
+    def of(cls, bounds: Float[Array, "J M C"], width: Float[Array, "*J C"]) -> Ceilings:
+        """On cells of these widths. Cells of no width add nothing, whatever their bounds are."""
+        width = jnp.broadcast_to(width, (bounds.shape[0], bounds.shape[2]))
+        return cls(bounds, jnp.cumsum(jnp.where(width > 0, jnp.sum(bounds, 1) * width, 0.0), 0), width)
+
+    def passed(self, cell: Int[Array, " C"], offset: Float[Array, " C"]) -> Float[Array, " C"]:
+        """The integral up to a point of a cell."""
+        cell = jnp.minimum(cell, self.bounds.shape[0] - 1)
+        return self._before(cell) + offset * jnp.sum(of_cell(self.bounds, cell), 0)
+
+    def _before(self, cell):
+        return jnp.where(cell > 0, of_cell(self.integral, jnp.maximum(cell - 1, 0)), 0.0)
 
     def point(self, level: Float[Array, " C"], chance: Float[Array, " C"]) -> HazardPoint:
         """Where the integral is ``level``, and which of the bounds it belongs to."""
         cells, marks = self.bounds.shape[:2]
         passed = jnp.sum(self.integral <= level, 0)
         cell = jnp.minimum(passed, cells - 1)
-        here, before = self.bounds[0], jnp.zeros_like(level)
-        for j in range(1, cells):
-            here = jnp.where(cell == j, self.bounds[j], here)
-            before = jnp.where(cell == j, self.integral[j - 1], before)
+        here, before = of_cell(self.bounds, cell), self._before(cell)
         total = jnp.sum(here, 0)
-        time = cell * self.width + jnp.minimum((level - before) / jnp.where(total > 0, total, 1.0), self.width)
+        offset = jnp.minimum((level - before) / jnp.where(total > 0, total, 1.0), of_cell(self.width, cell))
         if marks == 1:
-            return HazardPoint(time, jnp.zeros(level.shape, int), here[0], passed >= cells)
+            return HazardPoint(cell, offset, jnp.zeros(level.shape, int), here[0], passed >= cells)
         mark = jnp.minimum(jnp.sum(jnp.cumsum(here, 0) <= chance * total, 0), marks - 1)
-        return HazardPoint(time, mark, jnp.take_along_axis(here, mark[None], 0)[0], passed >= cells)
+        return HazardPoint(cell, offset, mark, jnp.take_along_axis(here, mark[None], 0)[0], passed >= cells)
+
+
+def of_cell(table: Float[Array, "J *M C"], cell: Int[Array, " C"]) -> Float[Array, "*M C"]:
+    """Each chain's entry of a table; of few cells without a lookup, which the compiler does not vectorise."""
+    if table.shape[0] > CELLS:
+        return jnp.take_along_axis(table, cell.reshape(1, *(1,) * (table.ndim - 2), -1), 0)[0]
+    found = table[0]
+    for j in range(1, table.shape[0]):
+        found = jnp.where(cell == j, table[j], found)
+    return found
 
 
 class HazardPoint(NamedTuple):
-    """A point below `Ceilings`: its time, whose bound it is below, that bound, and whether the piece ends before."""
+    """A point below `Ceilings`: its cell, its place in it, whose bound it is below and that bound, or that the cells end."""
 
-    time: Float[Array, " C"]
+    cell: Int[Array, " C"]
+    offset: Float[Array, " C"]
     mark: Int[Array, " C"]
     ceiling: Float[Array, " C"]
     over: Bool[Array, " C"]
@@ -872,7 +812,8 @@ class HazardPoint(NamedTuple):
 
 def first_candidate(curve: RateCurve, u: Float[Array, "n C"]) -> Found:
     """The first candidate that the curves do not reject, of the first few; ``u``: ``CANDIDATES * DRAWN`` uniforms."""
-    length, ceilings = curve.length, Ceilings.of(curve.ceilings(CELLS), curve.length)
+    length, width = curve.length, curve.length / CELLS
+    ceilings = Ceilings.of(curve.ceilings(CELLS), width)
     none = jnp.zeros(length.shape, bool)
     zero = jnp.zeros_like(length)
     found = Found(length, none, none, jnp.zeros(length.shape, int), zero, zero, zero, zero)
@@ -880,9 +821,10 @@ def first_candidate(curve: RateCurve, u: Float[Array, "n C"]) -> Found:
     for k in range(CANDIDATES):
         chance = u[k * DRAWN : (k + 1) * DRAWN]
         level = level + exponentials(chance[0])
-        time, site, ceiling, over = ceilings.point(level, chance[1])
+        cell, offset, site, ceiling, over = ceilings.point(level, chance[1])
+        time = cell * width + offset
         values, error = curve.of(site)
-        rate, threshold = interpolant(values, time / (CELLS * ceilings.width)), chance[2] * ceiling
+        rate, threshold = interpolant(values, time / (CELLS * width)), chance[2] * ceiling
         undecided = active & ~over & ~(threshold >= rate + error)
         here = Found(time, ~none, none, site, ceiling, threshold, rate - error, rate + error)
         found = Found(*(jnp.where(undecided, new, old) for new, old in zip(here, found, strict=True)))
@@ -955,8 +897,10 @@ class AdaptiveClock(Clock[AdaptiveWalk]):
         remaining = path.at(path.duration, walk.segment) - walk.offset
         tops, cell = self._guess(a, v, remaining)
         u = uniforms(keys, path.number, walk.draws, 3)
-        wait, mark, ceiling, over = Ceilings.of(jnp.swapaxes(tops, 1, 2), cell).point(exponentials(u[0]), u[1])
-        hit = ~over
+        piece, offset, mark, ceiling, over = Ceilings.of(jnp.swapaxes(tops, 1, 2), cell / PIECES).point(
+            exponentials(u[0]), u[1]
+        )
+        wait, hit = piece * (cell / PIECES) + offset, ~over
         there, velocity = self.dynamics.flow.move(a, v, jnp.where(hit, wait, 0.0))
         gradient = self.potential.gradients(there)
         rate = jnp.take_along_axis(signed_rates(self.dynamics, gradient, velocity), mark[:, None], -1)[:, 0]
