@@ -50,7 +50,7 @@ from fedpdmc.clocks.envelopes import (
 )
 from fedpdmc.dynamics import QUARTER, Dynamics
 from fedpdmc.enclosures import Curve, TimeInterval
-from fedpdmc.potentials import CubicRemainder, Potential, Program, Quadratic, program_of, records_of
+from fedpdmc.potentials import CubicRemainder, Potential, Program, Quadratic, records_of
 from fedpdmc.potentials.chebyshev import RateCurve, chebyshev_nodes, interpolant
 from fedpdmc.potentials.dense_rates import RecordCurves, cosine_and_sine
 from fedpdmc.potentials.linear_predictor import ROOM, ULPS
@@ -524,10 +524,10 @@ class CurveClock(Clock[CurveWalk]):
         curve = jax.tree.map(lambda x: x[None], self.curves).along(self.potential, self.dynamics, a.T, v.T, h)
         u = uniforms(keys, path.number, walk.draws, CANDIDATES * DRAWN)
         found = first_candidate(curve, u)
-        if program_of(self.potential) is None:
-            new = self._in_cells(state, path, a, v, remaining, u, curve, found)
+        if isinstance(self.curves, TimePolynomial):
+            new = self._shortened(state, path, remaining, curve, found, self.curves.order)
         else:
-            new = self._shortened(state, path, remaining, curve, found)
+            new = self._in_cells(state, path, a, v, remaining, u, curve, found)
         return keep_done(walk.done | state.waiting, state, new)
 
     def _in_cells(self, state: CurveWalk, path: Path, a, v, remaining, u, curve: RateCurve, found: Found) -> CurveWalk:
@@ -541,12 +541,14 @@ class CurveClock(Clock[CurveWalk]):
         walk = dataclasses.replace(walk, passes=walk.passes + self.curves.passes)
         return at_candidate(dataclasses.replace(state, walk=walk), path, found, remaining)
 
-    def _shortened(self, state: CurveWalk, path: Path, remaining, curve: RateCurve, found: Found) -> CurveWalk:
+    def _shortened(
+        self, state: CurveWalk, path: Path, remaining, curve: RateCurve, found: Found, order: int
+    ) -> CurveWalk:
         """At the candidate; where the error is too large, before it with a shorter piece to try."""
         moved = at_candidate(state, path, found, remaining, self.dynamics.flips)
         added = curve.candidates_of_error
         good = added <= MOST_ADDED
-        cut = jnp.clip((AIM / added) ** (1 / (self.curves.order + 2)), MOST_CUT, LEAST_CUT)
+        cut = jnp.clip((AIM / added) ** (1 / (order + 2)), MOST_CUT, LEAST_CUT)
         length = jnp.where(good, self.length, curve.length * jnp.where(jnp.isfinite(added), cut, MOST_CUT))
         lost = ~good & (length < SHORTEST * self.length)
         stopped = dataclasses.replace(state.walk, done=lost, fault=jnp.where(lost, NOT_FINITE, FINE))

@@ -2,7 +2,7 @@
 
 A piece ends at a refreshment, at the end of the block, at its longest length or at a candidate. One product with the
 records of all sites gives their rates along the pieces of all chains (`fedpdmc.potentials.dense_rates`), and one stream
-of candidates serves the superposed clocks (`fedpdmc.clocks.dense`). The few chains whose candidates the
+of candidates serves the superposed clocks (`fedpdmc.clocks.thinning`). The few chains whose candidates the
 curves do not reject are gathered, and the records of their sites decide in 64 bits. No chain waits for another before the
 end of the block.
 
