@@ -73,8 +73,8 @@ def test_no_stack_of_matrices_is_given_to_lapack():
     assert not stacked_calls(program.speeds, points, points)
     for kind in ("zigzag", "boomerang"):
         dynamics = DYNAMICS[kind]
-        envelope, _ = time_polynomial(program, dynamics)
-        assert not stacked_calls(lambda a: envelope.along(program, dynamics, a, a, jnp.full(5, 0.1)), points)  # noqa: B023
+        curves, *_ = time_polynomial(program, dynamics)
+        assert not stacked_calls(lambda a: curves.along(program, dynamics, a.T, a.T, jnp.full(5, 0.1)), points)  # noqa: B023
 
 
 RUN = """

@@ -27,7 +27,7 @@ def curves_of(clocks):
     stacked = jax.tree.map(lambda *x: jnp.stack(x), *(clock.curves for clock in clocks))
     rng = np.random.default_rng(7)
     a, v = (jnp.asarray(rng.standard_normal((DIM, CHAINS))) for _ in range(2))
-    return stacked.along(a, v, jnp.full(CHAINS, np.pi / 2))
+    return stacked.along(None, None, a, v, jnp.full(CHAINS, np.pi / 2))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from fedpdmc._jax.random_streams import chain_keys
 from fedpdmc.clocks import VIOLATED, SegmentClock, answer
 from fedpdmc.clocks.choose import third_order
 from fedpdmc.clocks.envelopes import signed_rates
-from fedpdmc.clocks.thinning import Hazard, ThinnedClock, ThirdOrder
+from fedpdmc.clocks.thinning import Ceilings, ThinnedClock, ThirdOrder
 from fedpdmc.plan import Plan
 from fedpdmc.potentials import Quadratic, Sum
 
@@ -107,21 +107,22 @@ def test_a_share_of_the_prior_that_the_envelope_does_not_know_is_caught():
 
 
 @given(
-    rates=arrays(float, (3, 5), elements=st.floats(0.0, 20.0)),
-    lengths=arrays(float, (3, 5), elements=st.floats(0.0, 3.0)),
-    levels=arrays(float, 3, elements=st.floats(1e-6, 60.0)),
+    rates=arrays(float, (5, 2, 3), elements=st.floats(0.0, 20.0)),
+    lengths=arrays(float, (5, 3), elements=st.floats(0.0, 3.0)),
+    levels=arrays(float, 3, elements=st.floats(1e-6, 120.0)),
 )
-def test_a_hazard_is_inverted_over_the_whole_plan(rates, lengths, levels):
-    hazard = Hazard.of(jnp.asarray(rates), jnp.asarray(lengths))
-    found, offset, over = (np.asarray(x) for x in hazard.where(jnp.asarray(levels)))
-    larger, ends = np.asarray(hazard.rate), np.asarray(hazard.integral)
-    pieces = np.diff(ends, axis=1, prepend=0.0)
-    margin = 1e-12 * (1 + ends[:, -1:])
-    assert np.all((larger >= rates) & (larger <= rates * (1 + 2.0**-9)))
-    assert np.all((pieces >= larger * lengths - margin) & (pieces <= larger * lengths * (1 + 2.0**-19) + margin))
-    np.testing.assert_array_equal(over, ends[:, -1] <= levels)
-    for chain in np.flatnonzero(~over):
-        place = found[chain]
-        reached = ends[chain, place] - pieces[chain, place] + larger[chain, place] * offset[chain]
-        assert -margin[chain] <= offset[chain] * larger[chain, place] <= pieces[chain, place] + margin[chain]
-        np.testing.assert_allclose(reached, levels[chain], atol=margin[chain, 0])
+def test_ceilings_are_inverted_over_the_whole_plan(rates, lengths, levels):
+    """The integral up to the point that is found, by the sums over whole cells and the part of the last, is the level."""
+    ceilings = Ceilings.of(jnp.asarray(rates), jnp.asarray(lengths))
+    found = jax.tree.map(np.asarray, ceilings.point(jnp.asarray(levels), jnp.full(3, 0.5)))
+    pieces = rates.sum(1) * lengths
+    margin = 1e-12 * (1 + pieces.sum(0))
+    assert np.all(found.over | (levels <= pieces.sum(0) + margin))
+    assert np.all(~found.over | (levels >= pieces.sum(0) - margin))
+    passed = np.asarray(ceilings.passed(jnp.asarray(found.cell), jnp.asarray(found.offset)))
+    for chain in np.flatnonzero(~found.over):
+        cell, own = found.cell[chain], rates[:, :, chain].sum(1)
+        reached = pieces[:cell, chain].sum() + own[cell] * found.offset[chain]
+        assert 0 <= found.offset[chain] <= lengths[cell, chain]
+        np.testing.assert_allclose([reached, passed[chain]], levels[chain], atol=margin[chain])
+        assert found.ceiling[chain] == rates[cell, found.mark[chain], chain]

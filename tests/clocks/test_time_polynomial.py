@@ -14,7 +14,7 @@ from tests.clocks.laws import answered, heard
 from tests.support import DYNAMICS
 
 from fedpdmc._jax.random_streams import chain_keys
-from fedpdmc.clocks import VIOLATED, IntervalClock, thinning
+from fedpdmc.clocks import VIOLATED, CurveClock, thinning
 from fedpdmc.clocks.thinning import CELLS, HIGH_ORDER, MOST_ADDED, ORDER, SHORT, TimePolynomial, time_polynomial
 from fedpdmc.errors import NoEnclosure
 from fedpdmc.plan import Plan
@@ -64,11 +64,11 @@ MODELS = {
 
 
 @functools.cache
-def clock(name, kind) -> IntervalClock:
+def clock(name, kind) -> CurveClock:
     function, data, dim = MODELS[name]
     dynamics = DYNAMICS[kind]
     program = Program(function, jnp.asarray(data), dim, records=len(data))
-    return IntervalClock(program, dynamics, time_polynomial(program, dynamics)[0])
+    return CurveClock(program, dynamics, *time_polynomial(program, dynamics)[:2])
 
 
 def velocities(rng, kind, shape):
@@ -91,8 +91,8 @@ def test_rates_lie_within_their_error_and_below_their_bounds(name, kind):
 
     @jax.jit
     def found(share):
-        usual = made.envelope.usual
-        curve = made.envelope.along(program, dynamics, a, v, jnp.broadcast_to(usual, a.shape[:1]))
+        usual = made.length
+        curve = made.curves.along(program, dynamics, a.T, v.T, jnp.broadcast_to(usual, a.shape[:1]))
         s = share * usual
         at, velocity = dynamics.flow.move(a, v, jnp.broadcast_to(s, a.shape[:1]))
         own = velocity * program.gradients(at) if dynamics.flips else program.speeds(at, velocity)
@@ -176,7 +176,7 @@ def test_intervals_that_are_cut_give_the_same_law(monkeypatch):
     made, route = clock("funnel", "zigzag"), plan([0.9, 0.8, -0.3, 1.2], "zigzag")
     monkeypatch.setattr(thinning, "MOST_ADDED", 1e-4)
     # Of another order, so that it is compiled again.
-    again = dataclasses.replace(made, envelope=TimePolynomial(2.0 * made.envelope.usual, order=4))
+    again = dataclasses.replace(made, curves=TimePolynomial(order=4), length=2.0 * made.length)
     one = heard(again, route, 3)
     assert law(made, route, one) > 1e-3
 
@@ -185,8 +185,8 @@ def test_intervals_that_are_cut_give_the_same_law(monkeypatch):
 def test_recursions_have_a_high_order(name):
     """Whose intervals are so short with the usual one that several are needed until the rates have changed."""
     made = clock(name, "boomerang")
-    assert made.envelope.order == (HIGH_ORDER if name == "epidemic" else ORDER)
-    assert float(made.envelope.usual) > SHORT
+    assert made.curves.order == (HIGH_ORDER if name == "epidemic" else ORDER)
+    assert float(made.length) > SHORT
 
 
 class Wrong(TimePolynomial):
@@ -201,7 +201,7 @@ class Wrong(TimePolynomial):
 
 
 def wrong(made, by, share):
-    return dataclasses.replace(made, envelope=Wrong(made.envelope.usual, by=by, share=share))
+    return dataclasses.replace(made, curves=Wrong(by=by, share=share))
 
 
 def test_wrong_polynomials_give_other_arrivals():

@@ -25,10 +25,10 @@ def test_on_pieces_that_are_monotone_or_concave_the_guess_is_above_the_rate(doub
 def test_candidates_follow_the_piecewise_constant_rates(double):
     rng, n = np.random.default_rng(1), 20_000
     tops = np.broadcast_to(np.array([[0.5, 0.0], [0.0, 0.0], [1.0, 2.0]])[..., None], (3, 2, n))
-    ceilings = Ceilings.of(jnp.asarray(tops), jnp.full(n, 1.5))
+    ceilings = Ceilings.of(jnp.asarray(tops), jnp.full(n, 0.5))
     point = ceilings.point(jnp.asarray(rng.exponential(size=n)), jnp.asarray(rng.random(n)))
-    wait, mark, ceiling, over = map(np.asarray, point)
-    hit, wait = ~over, np.where(over, np.inf, wait)
+    cell, offset, mark, ceiling, over = map(np.asarray, point)
+    hit, wait = ~over, np.where(over, np.inf, 0.5 * cell + offset)
     level = np.where(wait < 0.5, 0.5 * wait, 0.25 + 3 * (wait - 1.0))
     truncated = (1 - np.exp(-level[hit])) / (1 - np.exp(-1.75))
     assert stats.kstest(truncated, "uniform").pvalue > 1e-4

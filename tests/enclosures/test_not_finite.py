@@ -13,7 +13,7 @@ import fedpdmc as fp
 from fedpdmc._jax.by_numpy import by_numpy
 from fedpdmc._jax.random_streams import chain_keys
 from fedpdmc.clocks import FINE, NOT_FINITE, answer
-from fedpdmc.clocks.thinning import IntervalClock, ThinnedClock, TimePolynomial
+from fedpdmc.clocks.thinning import CurveClock, ThinnedClock, TimePolynomial
 from fedpdmc.enclosures import TimeInterval, enclose, not_finite_along, not_finite_at
 from fedpdmc.errors import Discontinuous, InputError, NotFinite
 from fedpdmc.plan import Plan
@@ -148,7 +148,7 @@ def test_a_bound_that_is_not_a_number_stops_a_walk_in_cells():
 @pytest.mark.usefixtures("double")
 def test_a_bound_that_is_not_a_number_stops_a_walk_on_intervals():
     program = whole(lambda x: jnp.sum(COUNT ** jnp.exp(x[0])))
-    clock = IntervalClock(program, fp.ZigZag(), TimePolynomial(jnp.ones(())))
+    clock = CurveClock(program, fp.ZigZag(), TimePolynomial(), jnp.ones(()))
     plan = Plan(jnp.zeros(1, int), jnp.asarray(START)[None], jnp.ones((1, 1)), jnp.ones((1, 1, 2)))
     assert np.all(np.isfinite(program.gradient(jnp.asarray(START))))
     _, walk = jax.jit(answer)(clock, chain_keys(jax.random.key(0), 1), plan)

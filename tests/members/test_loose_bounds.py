@@ -5,7 +5,7 @@ import pytest
 from tests.support import DYNAMICS
 
 from fedpdmc.clocks import ClockChoice
-from fedpdmc.clocks.thinning import IntervalClock, TimePolynomial
+from fedpdmc.clocks.thinning import CurveClock, TimePolynomial
 from fedpdmc.errors import InputError
 from fedpdmc.members.run_coordinates import _check_cost
 from fedpdmc.potentials import Program
@@ -13,7 +13,7 @@ from fedpdmc.potentials import Program
 
 def choice(cost):
     program = Program(lambda x, data: jnp.sum(x**2), (), 2)
-    clock = IntervalClock(program, DYNAMICS["zigzag"], TimePolynomial(jnp.ones(())))
+    clock = CurveClock(program, DYNAMICS["zigzag"], TimePolynomial(), jnp.ones(()))
     return ClockChoice(clock, "the lowest cost", {clock.name: cost})
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import mpmath
 import numpy as np
 import pytest
-from tests.support import LOSS_NAMES, predictor
+from tests.support import DYNAMICS, LOSS_NAMES, predictor
 
 from fedpdmc.clocks import thinning
 from fedpdmc.clocks.choose import third_order
@@ -90,7 +90,7 @@ def misfit(potential, name, curves, spread, length, seed=5, times=4):
     """The largest ``|f − P|/E`` at random times, and the largest error."""
     rng = np.random.default_rng(seed)
     a, v = spread * rng.normal(size=(2, DIM, CHAINS))
-    found = curves.along(jnp.asarray(a), jnp.asarray(v), jnp.full(CHAINS, length))
+    found = curves.along(potential, DYNAMICS["boomerang"], jnp.asarray(a), jnp.asarray(v), jnp.full(CHAINS, length))
     nodes = found.values.shape[1]
     fit = np.polynomial.chebyshev.chebfit(chebyshev_nodes(nodes), np.asarray(found.values[0]), nodes - 1)
     worst = 0.0
@@ -172,7 +172,7 @@ def test_chains_in_parts_have_the_curves_of_all_together(name, degree, chains, m
     curves = curves_of(potential, degree, 8)
     two_sites = jax.tree.map(lambda x: jnp.concatenate([x, 0.5 * x if x.dtype.kind == "f" else x]), curves)
     a, v = np.random.default_rng(6).normal(size=(2, DIM, CHAINS))
-    args = jnp.asarray(a), jnp.asarray(v), jnp.linspace(0.1, QUARTER, CHAINS)
+    args = None, None, jnp.asarray(a), jnp.asarray(v), jnp.linspace(0.1, QUARTER, CHAINS)
     together = two_sites.along(*args)
     monkeypatch.setattr(dense_rates, "CHAINS", chains)
     in_parts = two_sites.along(*args)

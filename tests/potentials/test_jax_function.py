@@ -76,7 +76,7 @@ def _bounds(program, built, dynamics, a, v):
     """Bounds of the program and its rates on the cells of the built-in model; then both integrated bounds there."""
     n, other = len(FRACTIONS), evaluate(dynamics, built, a, v, v)
     length = jnp.minimum(LONGEST, jnp.minimum(other.bound.reach, cell_length(other.bound)))
-    tops = jnp.moveaxis(TimePolynomial(jnp.ones(())).along(program, dynamics, a, v, length).ceilings(PARTS), 2, 1)
+    tops = jnp.moveaxis(TimePolynomial().along(program, dynamics, a.T, v.T, length).ceilings(PARTS), 2, 1)
     there, speed = dynamics.flow.move(jnp.repeat(a, n, 0), jnp.repeat(v, n, 0), (length[:, None] * FRACTIONS).ravel())
     gradient = program.gradients(there)
     rates = speed * gradient if dynamics.flips else program.speeds(there, speed)
@@ -210,7 +210,7 @@ def test_a_comparison_that_is_not_decided_makes_an_interval_short():
 
     @jax.jit
     def added(h):
-        return TimePolynomial(jnp.ones(())).along(program, dynamics, a, v, jnp.full(3, h)).candidates_of_error
+        return TimePolynomial().along(program, dynamics, a.T, v.T, jnp.full(3, h)).candidates_of_error
 
     # Before the comparison changes, and not beyond.
     np.testing.assert_array_equal(added(0.9) <= MOST_ADDED, [True, True, True])

@@ -39,12 +39,12 @@ def anchors(rng, count, dim, unit_speed):
 
 def excess_function(potential, dynamics):
     """Of anchors and parts of an interval: rates less their bounds and less their tangents, and which are bounded."""
-    envelope, _ = time_polynomial(potential, dynamics)
+    curves, usual, _ = time_polynomial(potential, dynamics)
 
     @jax.jit
     def excess(a, v, part):
-        length = jnp.broadcast_to(envelope.usual, a.shape[:1])
-        curve = envelope.along(potential, dynamics, a, v, length)
+        length = jnp.broadcast_to(usual, a.shape[:1])
+        curve = curves.along(potential, dynamics, a.T, v.T, length)
         tops, known = curve.ceilings(CELLS), jnp.isfinite(curve.candidates_of_error)
         s = part * length
 

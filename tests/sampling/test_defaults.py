@@ -8,8 +8,7 @@ from tests.federation.rounds import method
 from tests.support import ZIGZAG, hospitals, logistic_site, prior
 
 import fedpdmc as fp
-from fedpdmc.clocks import SegmentClock
-from fedpdmc.clocks.dense import DenseClock
+from fedpdmc.clocks import CurveClock, SegmentClock
 from fedpdmc.errors import InputError
 from fedpdmc.members.run_coordinates import choose_clock
 from fedpdmc.sampling import factory
@@ -147,4 +146,4 @@ def test_sites_with_a_share_of_the_prior_walk_with_fast_clocks(monkeypatch):
     methods = method(), method(prior_at="sites")
     walked = [[choose_clock(site, factory.opening(one, site)).clock for site in one.sites] for one in methods]
     # Which of the fast clocks it is may change with the share: their costs are nearly the same.
-    assert all(isinstance(clock, (DenseClock, SegmentClock)) for clocks in walked for clock in clocks)
+    assert all(isinstance(clock, (CurveClock, SegmentClock)) for clocks in walked for clock in clocks)

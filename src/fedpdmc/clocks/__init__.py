@@ -17,10 +17,10 @@ from fedpdmc.clocks.base import (
 from fedpdmc.clocks.choose import ClockChoice, clock_for
 from fedpdmc.clocks.closed_form import AffineClock
 from fedpdmc.clocks.private_latents import LatentClock
-from fedpdmc.clocks.thinning import AdaptiveClock, IntervalClock, SegmentClock, ThinnedClock
+from fedpdmc.clocks.thinning import AdaptiveClock, CurveClock, SegmentClock, ThinnedClock
 
 __all__ = [
-    "FINE", "NOT_FINITE", "VIOLATED", "AdaptiveClock", "AffineClock", "ClockChoice", "Clock", "IntervalClock",
+    "FINE", "NOT_FINITE", "VIOLATED", "AdaptiveClock", "AffineClock", "ClockChoice", "Clock", "CurveClock",
     "LatentClock", "Path", "SegmentClock", "ThinnedClock", "Walk", "answer", "begin_walk", "clock_for",
     "follow", "holding", "pick", "walk_on",
 ]  # fmt: skip

@@ -29,7 +29,7 @@ from fedpdmc.clocks.dense import (
 )
 from fedpdmc.clocks.envelopes import CELL_PRICE, affine_load, cell_length, evaluate, reach_of, usual_states
 from fedpdmc.clocks.thinning import (
-    IntervalClock,
+    CurveClock,
     QuadraticPart,
     SegmentClock,
     ThinnedClock,
@@ -173,7 +173,7 @@ def _of_program(program: Program, potential: Potential, dynamics: Dynamics, site
     A function is refused if its rates have a rounding error that is not small relative to them where chains usually are.
     Elsewhere the error is part of the bounds: it costs candidates, and bounds that are not finite are never used.
     """
-    envelope, rounding = time_polynomial(program, dynamics)
+    curves, length, rounding = time_polynomial(program, dynamics)
     if rounding > NOISY:
         raise InputError(
             f"sites ({site!r})",
@@ -181,8 +181,8 @@ def _of_program(program: Program, potential: Potential, dynamics: Dynamics, site
             "Look for values in 32 bits, for large offsets that are added and subtracted again, and for differences such as "
             "(1 + u) - 1 or log(1 + u): write them with expm1, log1p and centred data.",
         )
-    clock = IntervalClock(potential, dynamics, envelope)
-    return ClockChoice(clock, "no other applies", {clock.name: envelope.cost(program, dynamics)})
+    clock = CurveClock(potential, dynamics, curves, length)
+    return ClockChoice(clock, "no other applies", {clock.name: curves.cost(program, dynamics, length)})
 
 
 def cost_of_cells(potential: Potential, dynamics: Dynamics) -> float:

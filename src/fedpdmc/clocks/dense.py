@@ -1,4 +1,4 @@
-"""A clock that knows its rate along a whole piece of a rotation as a polynomial with a proved error."""
+"""Which curves of all records a clock walks with (`fedpdmc.potentials.dense_rates`), and what they cost."""
 
 from __future__ import annotations
 
@@ -11,18 +11,13 @@ from typing import NamedTuple, TypeGuard
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
 
 from fedpdmc._jax.by_numpy import once
 from fedpdmc._jax.compilation import on_device
-from fedpdmc._jax.random_streams import exponentials, uniforms
-from fedpdmc.clocks.base import CandidateWalk, Clock, Path, accept, keep_done, served, unit
-from fedpdmc.clocks.closed_form import affine_clock
-from fedpdmc.clocks.envelopes import cell_length, evaluate, usual_states
-from fedpdmc.clocks.thinning import CANDIDATES, DRAWN, Found, SegmentClock, ThirdOrder, at_candidate, first_candidate
+from fedpdmc.clocks.envelopes import usual_states
+from fedpdmc.clocks.thinning import CurveClock, SegmentClock
 from fedpdmc.dynamics import QUARTER, Dynamics
 from fedpdmc.potentials import LinearPredictor, Logistic, Potential
-from fedpdmc.potentials.chebyshev import RateCurve
 from fedpdmc.potentials.dense_rates import (
     BLOCK,
     DEGREES,
@@ -40,100 +35,6 @@ from fedpdmc.potentials.dense_rates import (
     logistic_terms,
     summands,
 )  # fmt: skip
-
-# Candidates that the error may add to a piece.
-MOST_ADDED = 4.0
-
-
-class DenseClock(Clock[CandidateWalk]):
-    """Reflections of records on a rotation, by curves of their rates that are renewed on every piece.
-
-    Attributes
-    ----------
-    curves : RecordCurves or ThirdOrder
-        Made from all records by one product with their design, or from the tensor of their third order.
-    length : ()
-        The longest piece.
-    """
-
-    potential: Potential
-    dynamics: Dynamics
-    curves: RecordCurves | ThirdOrder
-    length: Float[Array, ""]
-
-    @property
-    def name(self) -> str:
-        return type(self.curves if isinstance(self.curves, ThirdOrder) else self).__name__
-
-    @property
-    def domain(self) -> str:
-        if isinstance(self.curves, ThirdOrder):
-            return self.curves.domain
-        return "a polynomial of time through all records with a proved error, then the records"
-
-    def idle(self, chains):
-        return CandidateWalk.idle(self.dynamics, chains, self.dim)
-
-    def restart(self, state, new, path):
-        return state.restart(new, path)
-
-    def step(self, state, path, keys):
-        """One piece on every chain that does not wait, then the records where enough chains wait for them."""
-        state = self._walked(state, path, keys)
-        return served(self.decide, state, path)
-
-    def _walked(self, state: CandidateWalk, path: Path, keys) -> CandidateWalk:
-        walk = state.walk
-        a, v = path.state(self.dynamics, jnp.minimum(walk.segment, path.last), walk.offset)
-        remaining = path.at(path.duration, walk.segment) - walk.offset
-        length = jnp.minimum(remaining, self.length)
-        curve = jax.tree.map(lambda x: x[None], self.curves).along(a.T, v.T, length)
-        u = uniforms(keys, path.number, walk.draws, CANDIDATES * DRAWN)
-        found, poor = first_candidate(curve, u), is_poor(curve)
-        found = jax.lax.cond(
-            jnp.any(poor & ~walk.done),
-            lambda: chosen(poor, second_order_candidate(self.dynamics, self.potential, a, v, remaining, u), found),
-            lambda: found,
-        )
-        walk = dataclasses.replace(walk, passes=walk.passes + self.curves.passes)
-        return keep_done(walk.done | state.waiting, state, at_candidate(path, walk, found, remaining))
-
-
-def is_poor(curve: RateCurve):
-    """Where the errors add so many candidates that a bound from the records is better, or are not finite."""
-    return ~(curve.candidates_of_error <= MOST_ADDED)
-
-
-def decide(gradient: Float[Array, "C d"], v: Float[Array, "C d"], found: Found):
-    """Whether candidates are accepted, faults, and the normals: a sure acceptance is checked against its squeeze too."""
-    rate = jnp.sum(gradient * v, -1)
-    accepted, fault = accept(found.threshold, rate, found.ceiling, jnp.isfinite(rate), (found.least, found.most))
-    return accepted, fault, unit(gradient)
-
-
-def second_order_candidate(
-    dynamics: Dynamics, potential: Potential, a: Float[Array, "C d"], v: Float[Array, "C d"], remaining, u
-) -> Found:
-    """The candidate of a cell that is bounded by a pass over the records in 64 bits; they decide it."""
-    bound = evaluate(dynamics, potential, a, v, v).bound
-    cell = jnp.minimum(remaining, jnp.minimum(bound.reach, cell_length(bound)))
-    value, slope = bound.value[:, 0], bound.slope[:, 0] + 0.5 * bound.curve[:, 0] * cell
-    wait = affine_clock(value, slope, exponentials(u[0]))
-    hit = wait < cell
-    time, ceiling, infinite = jnp.where(hit, wait, cell), value + slope * wait, jnp.full_like(cell, jnp.inf)
-    # What is not finite goes to the records, where it is a fault.
-    hit = hit | ~jnp.isfinite(value + slope)
-    site = jnp.zeros(cell.shape, int)
-    return Found(time, hit, ~hit & (cell < remaining), site, ceiling, u[1] * ceiling, -infinite, infinite)
-
-
-def chosen(which: Bool[Array, " C"], one: Found, other: Found) -> Found:
-    """``one`` on the chains where ``which`` is true, else ``other``."""
-    return Found(*(jnp.where(which, x, y) for x, y in zip(one, other, strict=True)))
-
-
-# Which dense clock, and what it costs ----------------------------------------------------------------------------------
-
 
 NODES, PARTS = (4, 5, 6, 7, 8, 9, 10, 12), (1, 2, 3, 4)
 # By how much the nodes of a piece may differ from the degree.
@@ -219,7 +120,7 @@ def pooled(potentials: Sequence[LinearPredictor]) -> LinearPredictor:
 
 def dense_clocks(
     potentials: Sequence[LinearPredictor], dynamics: Dynamics, setting: Setting, chains: int
-) -> list[DenseClock]:
+) -> list[CurveClock]:
     """The clocks of a setting; those of potentials of one shape have one shape."""
     wide, unequal, counts = jax.default_backend() != "cpu", len({x.design.shape for x in potentials}) > 1, {}
     potentials = potentials if wide else _stackable(potentials)
@@ -237,13 +138,13 @@ def dense_clocks(
             curves: RecordCurves = interpolated_curves(potential, setting.degree, setting.nodes, length, blocks, wide)
         else:
             curves = logistic_curves(potential, setting.nodes, length, blocks, wide)
-        made.append(DenseClock(potential, dynamics, curves, jnp.asarray(length)))
+        made.append(CurveClock(potential, dynamics, curves, jnp.asarray(length)))
     return made
 
 
-def cubic_clock(clock: SegmentClock) -> DenseClock:
+def cubic_clock(clock: SegmentClock) -> CurveClock:
     """The clock of a third order in lockstep: its polynomial of time on whole segments in place of constants."""
-    return DenseClock(clock.potential, clock.dynamics, clock.envelope, jnp.asarray(QUARTER))
+    return CurveClock(clock.potential, clock.dynamics, clock.envelope, jnp.asarray(QUARTER))
 
 
 def _stackable(potentials: Sequence[LinearPredictor]) -> Sequence[LinearPredictor]:

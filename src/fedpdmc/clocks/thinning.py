@@ -36,7 +36,7 @@ from fedpdmc.clocks.base import (
     served,
     unit,
 )
-from fedpdmc.clocks.closed_form import affine_clocks, earliest
+from fedpdmc.clocks.closed_form import affine_clock, affine_clocks, earliest
 from fedpdmc.clocks.envelopes import (
     DRAW_WORK,
     RELATIVE_SLACK,
@@ -52,7 +52,7 @@ from fedpdmc.dynamics import QUARTER, Dynamics
 from fedpdmc.enclosures import Curve, TimeInterval
 from fedpdmc.potentials import CubicRemainder, Potential, Program, Quadratic, records_of
 from fedpdmc.potentials.chebyshev import RateCurve, chebyshev_nodes, interpolant
-from fedpdmc.potentials.dense_rates import cosine_and_sine
+from fedpdmc.potentials.dense_rates import RecordCurves, cosine_and_sine
 from fedpdmc.potentials.linear_predictor import ROOM, ULPS
 
 
@@ -153,75 +153,9 @@ def draw(state: ThinnedWalk, path: Path, keys) -> ThinnedWalk:
 MOST_EVALUATIONS = 256
 # Numbers in the design above which a pass costs so much that it waits for the whole batch.
 LARGE = 2**16
-# Binary digits of the constants on a rotation, and of their integrals.
-RATE_DIGITS, INTEGRAL_DIGITS = 10, 20
 
 
-class Hazard(NamedTuple):
-    """A rate that is constant on every segment of a plan, and its integral up to the end of each.
-
-    Both are rounded up to few digits, the integral by segment, so that programs that differ in the last bits get the same
-    numbers. An integral that is too large for its segment reaches points beyond the end, where nothing happens.
-    """
-
-    rate: Float[Array, "C S"]
-    integral: Float[Array, "C S"]
-
-    @classmethod
-    def of(cls, rate: Float[Array, "C S"], duration: Float[Array, "C S"]) -> Hazard:
-        """The hazard from bounds of the rates and the lengths of the segments."""
-        rate = rounded_up(rate, RATE_DIGITS)
-        return cls(rate, jnp.cumsum(rounded_up(rate * duration, INTEGRAL_DIGITS), -1))
-
-    def before(self, segment: Int[Array, " C"]) -> Float[Array, " C"]:
-        """The integral up to the start of a segment."""
-        return jnp.where(segment > 0, pick(self.integral, jnp.maximum(segment - 1, 0)), 0.0)
-
-    def where(self, level: Float[Array, " C"]) -> tuple[Int[Array, " C"], Float[Array, " C"], Bool[Array, " C"]]:
-        """Segment and offset at which the integral is ``level``, and whether the plan ends before."""
-        segment = jnp.sum(self.integral <= level[:, None], -1)
-        over = segment >= self.rate.shape[-1]
-        within = jnp.where(over, 0, segment)
-        offset = (level - self.before(within)) / pick(self.rate, within)
-        return segment, jnp.where(over, 0.0, offset), over
-
-
-def rounded_up(x: Float[Array, "*shape"], digits: int) -> Float[Array, "*shape"]:
-    """The next larger number of so many binary digits; zero and what is not finite as they are."""
-    spare = jnp.uint64(52 - digits)
-    bits = jax.lax.bitcast_convert_type(x, jnp.uint64)
-    larger = jax.lax.bitcast_convert_type(((bits >> spare) + jnp.uint64(1)) << spare, jnp.float64)
-    return jnp.where((x > 0) & (x < jnp.inf), larger, x)
-
-
-class Candidate(NamedTuple):
-    """Where the next candidate of the constants is, or where the walk goes without one.
-
-    ``rates`` are the constants by mark, ``total`` the rate with which the candidate was drawn, at least their sum.
-    """
-
-    segment: Int[Array, " C"]
-    offset: Float[Array, " C"]
-    hit: Bool[Array, " C"]
-    over: Bool[Array, " C"]
-    rates: Float[Array, "C k"]
-    total: Float[Array, " C"]
-    level: Float[Array, " C"]
-
-
-class SegmentWalk(CandidateWalk):
-    """A walk at a candidate that the envelope could not reject, or one that has yet to find such a candidate.
-
-    Attributes
-    ----------
-    level : (C,)
-        On rotations, the integral of the constant bounds up to the present position.
-    """
-
-    level: Float[Array, " C"]
-
-
-class SegmentClock(Clock[SegmentWalk]):
+class SegmentClock(Clock[CandidateWalk]):
     """Potentials that are small after their quadratic control variate.
 
     A candidate comes from constants: on a rotation ``|a|² + |v|²`` is conserved, so that one number bounds the rate on a
@@ -235,10 +169,10 @@ class SegmentClock(Clock[SegmentWalk]):
     envelope: ThirdOrder
 
     def idle(self, chains):
-        return SegmentWalk.idle(self.dynamics, chains, self.dim, squeezed=False, level=jnp.zeros(chains))
+        return CandidateWalk.idle(self.dynamics, chains, self.dim, squeezed=False)
 
     def restart(self, state, new, path):
-        return dataclasses.replace(state.restart(new, path), level=jnp.where(new, 0.0, state.level))
+        return state.restart(new, path)
 
     def step(self, state, path, keys):
         """Search for candidates on some chains until most of them have one or are done; then one pass over the records.
@@ -247,15 +181,15 @@ class SegmentClock(Clock[SegmentWalk]):
         """
         return in_lanes(self._search, state, path, keys)
 
-    def _search(self, state: SegmentWalk, path: Path, keys) -> SegmentWalk:
+    def _search(self, state: CandidateWalk, path: Path, keys) -> CandidateWalk:
         """Search until no chain of the batch searches or, if a pass is cheap, until three in four of them wait for it."""
         records = records_of(self.potential)
         cheap = records is None or records.design.size <= LARGE
-        hazard = None
+        plan = None
         if self.dynamics.flow.rotating:
             # A constant bound for every segment.
             rates, _ = self.envelope.constants(self.dynamics, path.start, path.velocity, path.duration)
-            hazard = Hazard.of(jnp.sum(rates, -1), path.duration)
+            plan = rates, Ceilings.of(jnp.sum(rates, -1).T[:, None], path.duration.T)
 
         def searching(carry):
             evaluations, now = carry
@@ -264,50 +198,40 @@ class SegmentClock(Clock[SegmentWalk]):
 
         def evaluate(carry):
             evaluations, now = carry
-            return evaluations + 1, self._evaluate(now, path, hazard, keys)
+            return evaluations + 1, self._evaluate(now, path, plan, keys)
 
         _, state = jax.lax.while_loop(searching, evaluate, evaluate((jnp.array(0), state)))
         return self.decide(state, path)
 
-    def _evaluate(self, state: SegmentWalk, path: Path, hazard: Hazard | None, keys) -> SegmentWalk:
-        walk = state.walk
-        u = uniforms(keys, path.number, walk.draws, 4)
-        level = state.level + exponentials(u[0])
-        found = self._on_line(walk, path, level) if hazard is None else self._on_rotation(path, level, hazard)
-        there, velocity = path.state(self.dynamics, jnp.minimum(found.segment, path.last), found.offset)
-        total = jnp.cumsum(found.rates, -1)
-        mark = jnp.sum(total < (u[1] * found.total)[:, None], -1)
-        hit, mark = found.hit & (mark < total.shape[-1]), jnp.minimum(mark, total.shape[-1] - 1)
-        bound = pick_mark(self.envelope.bound(self.dynamics, there, velocity), mark)
-        constant = pick_mark(found.rates, mark)
+    def _evaluate(self, state: CandidateWalk, path: Path, plan: tuple[Any, Ceilings] | None, keys) -> CandidateWalk:
+        """To the next candidate of the constants, which the bound there may reject, or to where they end."""
+        walk, u = state.walk, uniforms(keys, path.number, state.walk.draws, 4)
+        level = exponentials(u[0])
+        if plan is None:
+            a, v = path.state(self.dynamics, walk.segment, walk.offset)
+            remaining = path.at(path.duration, walk.segment) - walk.offset
+            rates, cell = self.envelope.constants(self.dynamics, a, v, remaining)
+            wait = level / jnp.maximum(jnp.sum(rates, -1), 1e-300)
+            hit = wait < cell
+            step, ends = jnp.where(hit, wait, cell), ~hit & (cell >= remaining)
+            segment, offset, over = advance(path, walk.segment, walk.offset, step, ends)
+            hit &= ~over
+        else:
+            found = plan[1].point(plan[1].passed(walk.segment, walk.offset) + level, u[1])
+            segment, offset, over, rates = found.cell, found.offset, found.over, pick(plan[0], found.cell)
+            if path.cap is not None:
+                over |= pick(path.begin, segment) + offset > path.cap
+            hit = ~over
+        total = jnp.cumsum(rates, -1)
+        mark = jnp.minimum(jnp.sum(total <= (u[1] * total[:, -1])[:, None], -1), total.shape[-1] - 1)
+        there = path.state(self.dynamics, jnp.minimum(segment, path.last), offset)
+        bound, constant = pick_mark(self.envelope.bound(self.dynamics, *there), mark), pick_mark(rates, mark)
         fault = jnp.where(hit & ~(bound <= constant), jnp.where(jnp.isfinite(bound), VIOLATED, NOT_FINITE), FINE)
-        fault = jnp.where(jnp.isfinite(total[:, -1]) | found.over, fault, NOT_FINITE)
-        moved = walk.moved(path, found.segment, found.offset, found.over, mark, fault)
+        fault = jnp.where(jnp.isfinite(total[:, -1]) | over, fault, NOT_FINITE)
         waiting = hit & (u[2] * constant < bound) & (fault == FINE)
-        new = SegmentWalk(moved, waiting, bound, u[3] * bound, None, None, found.level)
+        moved = walk.moved(path, segment, offset, over, mark, fault)
+        new = CandidateWalk(moved, waiting, bound, u[3] * bound, None, None)
         return keep_done(walk.done | state.waiting, state, new)
-
-    def _on_line(self, walk: Walk, path: Path, level) -> Candidate:
-        a, v = path.state(self.dynamics, walk.segment, walk.offset)
-        remaining = path.at(path.duration, walk.segment) - walk.offset
-        rates, cell = self.envelope.constants(self.dynamics, a, v, remaining)
-        total = jnp.sum(rates, -1)
-        wait = level / jnp.maximum(total, 1e-300)
-        hit = wait < cell
-        step, ends = jnp.where(hit, wait, cell), ~hit & (cell >= remaining)
-        segment, offset, over = advance(path, walk.segment, walk.offset, step, ends)
-        return Candidate(segment, offset, hit & ~over, over, rates, total, jnp.zeros_like(level))
-
-    def _on_rotation(self, path: Path, level, hazard: Hazard) -> Candidate:
-        """The next candidate of the whole plan: a constant holds on a segment, so their integral is inverted at once."""
-        segment, offset, over = hazard.where(level)
-        within = jnp.minimum(segment, path.last)
-        if path.cap is not None:
-            over |= pick(path.begin, within) + offset > path.cap
-        start, velocity = pick(path.start, within), pick(path.velocity, within)
-        rates, _ = self.envelope.constants(self.dynamics, start, velocity, offset)
-        hit = ~over & (offset <= pick(path.duration, within))
-        return Candidate(segment, offset, hit, over, rates, pick(hazard.rate, within), level)
 
 
 # The remainder of third order ------------------------------------------------------------------------------------------
@@ -369,6 +293,7 @@ class QuadraticPart(eqx.Module):
 class ThirdOrder(eqx.Module):
     """The third-order remainder of records (`CubicRemainder`), and a quadratic where the control variate leaves one."""
 
+    name: ClassVar[str] = "ThirdOrder"
     domain: ClassVar[str] = "a third-order remainder with a proved error, then the records"
     wide: ClassVar[bool] = False
     passes: ClassVar[int] = 0
@@ -405,7 +330,14 @@ class ThirdOrder(eqx.Module):
                 rates = rates + faster * self.quadratic.largest(size, flips)
         return rates * (1 + 2 * RELATIVE_SLACK) + self._slack(size, speed), cell
 
-    def along(self, a: Float[Array, "d C"], v: Float[Array, "d C"], length: Float[Array, " C"]) -> RateCurve:
+    def along(
+        self,
+        potential: Any,
+        dynamics: Dynamics,
+        a: Float[Array, "d C"],
+        v: Float[Array, "d C"],
+        length: Float[Array, " C"],
+    ) -> RateCurve:
         """The signed rates of reflections on pieces of a rotation, of stacked sites.
 
         With ``b = a cos t + v sin t − c`` the rate ``½ T[b, b, b'] + (g + B b)·b'`` is a trigonometric polynomial of degree
@@ -471,7 +403,7 @@ class ThirdOrder(eqx.Module):
         return cubic, beyond, square
 
     def bound(self, dynamics: Dynamics, a: Float[Array, "C d"], v: Float[Array, "C d"]) -> Float[Array, "C k"]:
-        """A bound of the rate of every mark at ``(a, v)``: of third order with its error, or of fourth if that is sharper.
+        """A bound of the rate of every mark at ``(a, v)``: the third order and its error.
 
         It is never above the constants of a cell that ``(a, v)`` lies in.
         """
@@ -483,11 +415,8 @@ class ThirdOrder(eqx.Module):
         if self.quadratic is not None:
             second = signed_rates(dynamics, self.quadratic.gradient(b), v)
             signed, terms = signed + second, terms + jnp.abs(second)
-        bound = _ceiling(signed, terms, speed * remainder.beyond(size, flips))
-        if remainder.sharper is not None:
-            fourth = signed_rates(dynamics, remainder.sharper.gradient(b), v)
-            beyond = speed * remainder.sharper.beyond(size, remainder.growth, flips)
-            bound = jnp.minimum(bound, _ceiling(signed + fourth, terms + jnp.abs(fourth), beyond))
+        beyond = speed * remainder.beyond(size, flips)
+        bound = jnp.maximum(signed, 0.0) + RELATIVE_SLACK * terms + (1 + RELATIVE_SLACK) * beyond
         return bound + 0.5 * self._slack(size, v)
 
     def _slack(self, size, v):
@@ -507,8 +436,7 @@ class ThirdOrder(eqx.Module):
         return self._cost(_usual_curves, potential, dynamics)
 
     def _cost(self, usual: Callable, potential: Potential, dynamics: Dynamics) -> float:
-        tensors = (self.remainder.tensor, None if self.remainder.sharper is None else self.remainder.sharper.tensor)
-        price = (DRAW_WORK + 2 * sum(x.size for x in tensors if x is not None)) / gradient_work(potential)
+        price = (DRAW_WORK + 2 * self.remainder.tensor.size) / gradient_work(potential)
         passes, points = usual(self, dynamics, *usual_states(dynamics, potential.dim, TRIALS))
         return float(passes) + price * float(points)
 
@@ -525,81 +453,133 @@ def _usual_curves(envelope: ThirdOrder, dynamics: Dynamics, a: Float[Array, "n d
     return jnp.mean(envelope.bound(dynamics, a, v)), jnp.mean(jnp.maximum(values + error, 0.0))
 
 
-def _ceiling(signed: Float[Array, "C k"], terms: Float[Array, "C k"], beyond: Float[Array, "C k"]):
-    """The positive part of a rate that is known up to ``beyond``, with room for the rounding of its terms."""
-    return jnp.maximum(signed, 0.0) + RELATIVE_SLACK * terms + (1 + RELATIVE_SLACK) * beyond
+# Thinning under curves ---------------------------------------------------------------------------------------------------
 
 
-# Thinning on intervals -------------------------------------------------------------------------------------------------
-
-
-# If the error adds too many candidates to an interval, the interval is shortened, at most and at least by these factors, so
-# that the error would add the first number. At a kink the error is the range of both sides, so it adds few on a short
-# interval. If no interval above a part of the usual length suffices, the rates are not finite.
+# If the error adds too many candidates to a piece of a program's path, the piece is shortened, at most and at least by these
+# factors, so that the error would add the first number. At a kink the error is the range of both sides, so it adds few on a
+# short piece. If no piece above a part of the usual length suffices, the rates are not finite.
 AIM, LEAST_CUT, MOST_CUT, SHORTEST = 0.1, 0.7, 0.1, 1e-12
-# An interval to which the error adds more candidates than this is cut.
-MOST_ADDED = 0.5
+# Candidates that the error may add to a piece of a program's path; and of records, which have another bound.
+MOST_ADDED, MOST_ADDED_TO_RECORDS = 0.5, 4.0
 
 
-class IntervalWalk(eqx.Module):
-    """A walk on intervals, with the length of the interval to try next."""
+class CurveWalk(CandidateWalk):
+    """A walk on pieces, with the length of the piece to try next."""
 
-    candidate: CandidateWalk
     length: Float[Array, " C"]
 
-    @property
-    def walk(self) -> Walk:
-        """The walk itself."""
-        return self.candidate.walk
 
-
-class IntervalClock(Clock[IntervalWalk]):
-    """Rates of a program, alone or with a share of the prior, that an envelope knows as ``p(s) ± e`` on intervals.
+class CurveClock(Clock[CurveWalk]):
+    """Rates that are known as ``p(s) ± e`` on pieces of the path.
 
     A candidate at s is accepted if its threshold is below ``p(s) − e``, rejected if above ``p(s) + e``, and decided by the
-    program in between. The events are those of thinning by the program alone under the same bounds. An interval with too
-    large an error is cut.
+    exact rate in between. The events are those of thinning by the exact rate alone under the same bounds. Where the error
+    is too large, a program gets a shorter piece, and records a cell with a bound of second order.
+
+    Attributes
+    ----------
+    curves : RecordCurves, ThirdOrder or TimePolynomial
+        What makes the curves: all records by one product with their design, the tensor of their third order, or the Taylor
+        models of a program.
+    length : ()
+        The longest piece.
     """
 
     potential: Potential
     dynamics: Dynamics
-    envelope: TimePolynomial
+    curves: RecordCurves | ThirdOrder | TimePolynomial
+    length: Float[Array, ""]
+
+    @property
+    def name(self) -> str:
+        return self.curves.name
+
+    @property
+    def domain(self) -> str:
+        return self.curves.domain
 
     def idle(self, chains):
-        return IntervalWalk(CandidateWalk.idle(self.dynamics, chains, self.dim), jnp.zeros(chains))
+        return CurveWalk.idle(self.dynamics, chains, self.dim, length=jnp.zeros(chains))
 
     def restart(self, state, new, path):
-        return IntervalWalk(state.candidate.restart(new, path), jnp.where(new, self.envelope.usual, state.length))
+        return dataclasses.replace(state.restart(new, path), length=jnp.where(new, self.length, state.length))
 
     def step(self, state, path, keys):
-        """One interval on every chain that does not wait; then the program where enough chains wait for it."""
+        """One piece on every chain that does not wait; then the exact rates where enough chains wait for them."""
         state = self._walked(state, path, keys)
-        rows = path, self.potential.shares
-        return dataclasses.replace(state, candidate=served(self._decide_some, state.candidate, rows))
+        return served(self._decide_some, state, (path, self.potential.shares))
 
-    def _decide_some(self, state: CandidateWalk, rows: tuple[Path, Float[Array, " C"] | None]) -> CandidateWalk:
+    def _decide_some(self, state: CurveWalk, rows: tuple[Path, Float[Array, " C"] | None]) -> CurveWalk:
         """The exact rates on some chains, with their own shares of the prior."""
         path, shares = rows
         return holding(self, shares).decide(state, path)
 
-    def _walked(self, state: IntervalWalk, path: Path, keys) -> IntervalWalk:
-        """To a candidate or to the end of the interval; where its error is too large, a shorter one to try."""
-        walk, usual = state.walk, self.envelope.usual
-        a, v = path.state(self.dynamics, walk.segment, walk.offset)
+    def _walked(self, state: CurveWalk, path: Path, keys) -> CurveWalk:
+        """To a candidate or to the end of the piece."""
+        walk = state.walk
+        a, v = path.state(self.dynamics, jnp.minimum(walk.segment, path.last), walk.offset)
         remaining = path.at(path.duration, walk.segment) - walk.offset
         h = jnp.minimum(state.length, remaining)
-        curve = self.envelope.along(self.potential, self.dynamics, a, v, h)
-        found = first_candidate(curve, uniforms(keys, path.number, walk.draws, CANDIDATES * DRAWN))
-        moved = at_candidate(path, walk, found, remaining, self.dynamics.flips)
+        curve = jax.tree.map(lambda x: x[None], self.curves).along(self.potential, self.dynamics, a.T, v.T, h)
+        u = uniforms(keys, path.number, walk.draws, CANDIDATES * DRAWN)
+        found = first_candidate(curve, u)
+        if isinstance(self.curves, TimePolynomial):
+            new = self._shortened(state, path, remaining, curve, found, self.curves.order)
+        else:
+            new = self._in_cells(state, path, a, v, remaining, u, curve, found)
+        return keep_done(walk.done | state.waiting, state, new)
+
+    def _in_cells(self, state: CurveWalk, path: Path, a, v, remaining, u, curve: RateCurve, found: Found) -> CurveWalk:
+        """At the candidate, or at that of a cell with a bound of second order where the curve is poor."""
+        poor, walk = is_poor(curve), state.walk
+        found = jax.lax.cond(
+            jnp.any(poor & ~walk.done),
+            lambda: chosen(poor, second_order_candidate(self.dynamics, self.potential, a, v, remaining, u), found),
+            lambda: found,
+        )
+        walk = dataclasses.replace(walk, passes=walk.passes + self.curves.passes)
+        return at_candidate(dataclasses.replace(state, walk=walk), path, found, remaining)
+
+    def _shortened(
+        self, state: CurveWalk, path: Path, remaining, curve: RateCurve, found: Found, order: int
+    ) -> CurveWalk:
+        """At the candidate; where the error is too large, before it with a shorter piece to try."""
+        moved = at_candidate(state, path, found, remaining, self.dynamics.flips)
         added = curve.candidates_of_error
         good = added <= MOST_ADDED
-        cut = jnp.clip((AIM / added) ** (1 / (self.envelope.order + 2)), MOST_CUT, LEAST_CUT)
-        length = jnp.where(good, usual, h * jnp.where(jnp.isfinite(added), cut, MOST_CUT))
-        lost = ~good & (length < SHORTEST * usual)
-        stopped = dataclasses.replace(walk, done=lost, fault=jnp.where(lost, NOT_FINITE, FINE))
-        still = dataclasses.replace(state.candidate, walk=stopped)
-        new = IntervalWalk(keep_done(~good, still, moved), length)
-        return keep_done(walk.done | state.candidate.waiting, state, new)
+        cut = jnp.clip((AIM / added) ** (1 / (order + 2)), MOST_CUT, LEAST_CUT)
+        length = jnp.where(good, self.length, curve.length * jnp.where(jnp.isfinite(added), cut, MOST_CUT))
+        lost = ~good & (length < SHORTEST * self.length)
+        stopped = dataclasses.replace(state.walk, done=lost, fault=jnp.where(lost, NOT_FINITE, FINE))
+        new = keep_done(~good, dataclasses.replace(state, walk=stopped), moved)
+        return dataclasses.replace(new, length=length)
+
+
+def is_poor(curve: RateCurve) -> Bool[Array, " C"]:
+    """Where the errors add so many candidates that a bound from the records is better, or are not finite."""
+    return ~(curve.candidates_of_error <= MOST_ADDED_TO_RECORDS)
+
+
+def second_order_candidate(
+    dynamics: Dynamics, potential: Potential, a: Float[Array, "C d"], v: Float[Array, "C d"], remaining, u
+) -> Found:
+    """The candidate of a cell that is bounded by a pass over the records in 64 bits; they decide it."""
+    bound = evaluate(dynamics, potential, a, v, v).bound
+    cell = jnp.minimum(remaining, jnp.minimum(bound.reach, cell_length(bound)))
+    value, slope = bound.value[:, 0], bound.slope[:, 0] + 0.5 * bound.curve[:, 0] * cell
+    wait = affine_clock(value, slope, exponentials(u[0]))
+    hit = wait < cell
+    time, ceiling, infinite = jnp.where(hit, wait, cell), value + slope * wait, jnp.full_like(cell, jnp.inf)
+    # What is not finite goes to the records, where it is a fault.
+    hit = hit | ~jnp.isfinite(value + slope)
+    site = jnp.zeros(cell.shape, int)
+    return Found(time, hit, ~hit & (cell < remaining), site, ceiling, u[1] * ceiling, -infinite, infinite)
+
+
+def chosen(which: Bool[Array, " C"], one: Found, other: Found) -> Found:
+    """``one`` on the chains where ``which`` is true, else ``other``."""
+    return Found(*(jnp.where(which, x, y) for x, y in zip(one, other, strict=True)))
 
 
 # Polynomials of time ---------------------------------------------------------------------------------------------------
@@ -621,26 +601,30 @@ SPREADS = (1.0, 2.0)
 class TimePolynomial(eqx.Module):
     """Any program that Taylor models can follow (`fedpdmc.enclosures.taylor_models`).
 
-    On an interval of length h the signed rate is ``p(s) ± e``.
-
     Attributes
     ----------
-    usual : ()
-        The length of an interval that is tried first.
     order : int
         Degree of the polynomials.
     """
 
+    name: ClassVar[str] = "TimePolynomial"
     domain: ClassVar[str] = "polynomials of time with a proved error (Taylor models)"
+    wide: ClassVar[bool] = False
+    passes: ClassVar[int] = 0
 
-    usual: Float[Array, ""]
     order: int = eqx.field(static=True, default=ORDER)
 
     def along(
-        self, potential: Any, dynamics: Dynamics, a: Float[Array, "C d"], v: Float[Array, "C d"], h: Float[Array, " C"]
+        self,
+        potential: Any,
+        dynamics: Dynamics,
+        a: Float[Array, "d C"],
+        v: Float[Array, "d C"],
+        length: Float[Array, " C"],
     ) -> RateCurve:
         """The rates of all marks from there on; where there is no bound, errors are not finite."""
-        curve = potential.curves(dynamics.flow.rotating, dynamics.flips, a.T, v.T, h, self.order)
+        h = length
+        curve = potential.curves(dynamics.flow.rotating, dynamics.flips, a, v, h, self.order)
         curve = TimeInterval(self.order).full(curve, Curve((), jnp.zeros_like(h)))
         # Many numbers of a walk depend on these few, and each would repeat all operations of the program.
         parts, error = computed_first((curve.parts, curve.error), number=h)
@@ -651,9 +635,9 @@ class TimePolynomial(eqx.Module):
         error = error + RELATIVE_SLACK * sum(map(jnp.abs, parts)) + 0.0 * jnp.sum(values, 1)
         return RateCurve(values, error, h)
 
-    def cost(self, potential: Potential, dynamics: Dynamics) -> float:
-        """Gradients per unit of process time, if the posterior is like the reference: the rates once for each interval."""
-        tried = _tried(potential, dynamics, *usual_states(dynamics, potential.dim, INTERVAL_TRIALS), self)
+    def cost(self, potential: Potential, dynamics: Dynamics, length: Float[Array, ""]) -> float:
+        """Gradients per unit of process time, if the posterior is like the reference: the rates once for each piece."""
+        tried = _tried(potential, dynamics, *usual_states(dynamics, potential.dim, INTERVAL_TRIALS), self, length)
         price = INTERVAL_PRICE * (PRICE_OF_ORDER if self.order > ORDER else 1.0)
         return price / max(float(np.mean(np.asarray(tried.reach))), 1e-300)
 
@@ -666,8 +650,8 @@ class Tried(NamedTuple):
     rate: Float[Array, " n"]
 
 
-def time_polynomial(program: Program, dynamics: Dynamics) -> tuple[TimePolynomial, float]:
-    """The envelope with the order and the length of intervals of least cost, and the rounding of the program's rates.
+def time_polynomial(program: Program, dynamics: Dynamics) -> tuple[TimePolynomial, Float[Array, ""], float]:
+    """The order and the length of pieces of least cost, and the rounding of the program's rates.
 
     The rounding is the error of an interval of length zero, in units of the usual rate, or of one if that is less.
 
@@ -679,7 +663,7 @@ def time_polynomial(program: Program, dynamics: Dynamics) -> tuple[TimePolynomia
     points = _trials(dynamics, program.dim)
 
     def tried(length: float, order: int = ORDER) -> Tried:
-        return _tried(program, dynamics, *points, TimePolynomial(on_device(length), order))
+        return _tried(program, dynamics, *points, TimePolynomial(order), on_device(length))
 
     def reach(length: float, order: int = ORDER) -> float:
         return float(np.mean(np.asarray(tried(length, order).reach)))
@@ -695,7 +679,7 @@ def time_polynomial(program: Program, dynamics: Dynamics) -> tuple[TimePolynomia
         # NumPy warns if all entries are NaN.
         warnings.simplefilter("ignore", RuntimeWarning)
         rounding = np.nanmedian(error) / max(1.0, np.nan_to_num(np.nanmedian(rate)))
-    return TimePolynomial(on_device(length), order), float(rounding)
+    return TimePolynomial(order), on_device(length), float(rounding)
 
 
 def _best_length(reach: Callable[[float], float]) -> tuple[float, float]:
@@ -729,11 +713,11 @@ def _trials(dynamics: Dynamics, dim: int) -> tuple[Float[Array, "n d"], Float[Ar
 
 
 @once
-def _tried(program: Potential, dynamics: Dynamics, a, v, envelope: TimePolynomial) -> Tried:
-    """Reach to the end of an interval or to the first candidate, zero if it must be cut; with its error and rate."""
+def _tried(program: Potential, dynamics: Dynamics, a, v, curves: TimePolynomial, length) -> Tried:
+    """Reach to the end of a piece or to the first candidate, zero if it must be cut; with its error and rate."""
     size = jnp.linalg.norm(v, axis=-1) * (1 + jnp.linalg.norm(a, axis=-1))
-    h = jnp.broadcast_to(envelope.usual, a.shape[:1])
-    curve = envelope.along(program, dynamics, a, v, h)
+    h = jnp.broadcast_to(length, a.shape[:1])
+    curve = curves.along(program, dynamics, a.T, v.T, h)
     load = jnp.sum(curve.ceilings(CELLS), (0, 1)) * h / CELLS
     reach = jnp.where(curve.candidates_of_error <= MOST_ADDED, reach_of(load, h), 0.0)
     return Tried(reach, jnp.max(curve.error, 0) / size, jnp.max(jnp.abs(curve.values), (0, 1)) / size)
@@ -774,39 +758,55 @@ class Found(NamedTuple):
 
 
 class Ceilings(NamedTuple):
-    """Bounds of rates, of sites or of marks, on equal cells of a piece, and their integral up to the end of each cell."""
+    """Bounds of rates, of sites or of marks, on cells of a piece or a plan, and their integral up to the end of each."""
 
     bounds: Float[Array, "J M C"]
     integral: Float[Array, "J C"]
-    width: Float[Array, " C"]
+    width: Float[Array, "J C"]
 
     @classmethod
-    def of(cls, bounds: Float[Array, "J M C"], length: Float[Array, " C"]) -> Ceilings:
-        """On pieces of these lengths."""
-        width = length / bounds.shape[0]
-        return cls(bounds, jnp.cumsum(jnp.sum(bounds, 1) * width, 0), width)
+    def of(cls, bounds: Float[Array, "J M C"], width: Float[Array, "*J C"]) -> Ceilings:
+        """On cells of these widths. Cells of no width add nothing, whatever their bounds are."""
+        width = jnp.broadcast_to(width, (bounds.shape[0], bounds.shape[2]))
+        return cls(bounds, jnp.cumsum(jnp.where(width > 0, jnp.sum(bounds, 1) * width, 0.0), 0), width)
+
+    def passed(self, cell: Int[Array, " C"], offset: Float[Array, " C"]) -> Float[Array, " C"]:
+        """The integral up to a point of a cell."""
+        cell = jnp.minimum(cell, self.bounds.shape[0] - 1)
+        return self._before(cell) + offset * jnp.sum(of_cell(self.bounds, cell), 0)
+
+    def _before(self, cell):
+        return jnp.where(cell > 0, of_cell(self.integral, jnp.maximum(cell - 1, 0)), 0.0)
 
     def point(self, level: Float[Array, " C"], chance: Float[Array, " C"]) -> HazardPoint:
         """Where the integral is ``level``, and which of the bounds it belongs to."""
         cells, marks = self.bounds.shape[:2]
         passed = jnp.sum(self.integral <= level, 0)
         cell = jnp.minimum(passed, cells - 1)
-        here, before = self.bounds[0], jnp.zeros_like(level)
-        for j in range(1, cells):
-            here = jnp.where(cell == j, self.bounds[j], here)
-            before = jnp.where(cell == j, self.integral[j - 1], before)
+        here, before = of_cell(self.bounds, cell), self._before(cell)
         total = jnp.sum(here, 0)
-        time = cell * self.width + jnp.minimum((level - before) / jnp.where(total > 0, total, 1.0), self.width)
+        offset = jnp.minimum((level - before) / jnp.where(total > 0, total, 1.0), of_cell(self.width, cell))
         if marks == 1:
-            return HazardPoint(time, jnp.zeros(level.shape, int), here[0], passed >= cells)
+            return HazardPoint(cell, offset, jnp.zeros(level.shape, int), here[0], passed >= cells)
         mark = jnp.minimum(jnp.sum(jnp.cumsum(here, 0) <= chance * total, 0), marks - 1)
-        return HazardPoint(time, mark, jnp.take_along_axis(here, mark[None], 0)[0], passed >= cells)
+        return HazardPoint(cell, offset, mark, jnp.take_along_axis(here, mark[None], 0)[0], passed >= cells)
+
+
+def of_cell(table: Float[Array, "J *M C"], cell: Int[Array, " C"]) -> Float[Array, "*M C"]:
+    """Each chain's entry of a table; of few cells without a lookup, which the compiler does not vectorise."""
+    if table.shape[0] > CELLS:
+        return jnp.take_along_axis(table, cell.reshape(1, *(1,) * (table.ndim - 2), -1), 0)[0]
+    found = table[0]
+    for j in range(1, table.shape[0]):
+        found = jnp.where(cell == j, table[j], found)
+    return found
 
 
 class HazardPoint(NamedTuple):
-    """A point below `Ceilings`: its time, whose bound it is below, that bound, and whether the piece ends before."""
+    """A point below `Ceilings`: its cell, its place in it, whose bound it is below and that bound, or that the cells end."""
 
-    time: Float[Array, " C"]
+    cell: Int[Array, " C"]
+    offset: Float[Array, " C"]
     mark: Int[Array, " C"]
     ceiling: Float[Array, " C"]
     over: Bool[Array, " C"]
@@ -814,7 +814,8 @@ class HazardPoint(NamedTuple):
 
 def first_candidate(curve: RateCurve, u: Float[Array, "n C"]) -> Found:
     """The first candidate that the curves do not reject, of the first few; ``u``: ``CANDIDATES * DRAWN`` uniforms."""
-    length, ceilings = curve.length, Ceilings.of(curve.ceilings(CELLS), curve.length)
+    length, width = curve.length, curve.length / CELLS
+    ceilings = Ceilings.of(curve.ceilings(CELLS), width)
     none = jnp.zeros(length.shape, bool)
     zero = jnp.zeros_like(length)
     found = Found(length, none, none, jnp.zeros(length.shape, int), zero, zero, zero, zero)
@@ -822,9 +823,10 @@ def first_candidate(curve: RateCurve, u: Float[Array, "n C"]) -> Found:
     for k in range(CANDIDATES):
         chance = u[k * DRAWN : (k + 1) * DRAWN]
         level = level + exponentials(chance[0])
-        time, site, ceiling, over = ceilings.point(level, chance[1])
+        cell, offset, site, ceiling, over = ceilings.point(level, chance[1])
+        time = cell * width + offset
         values, error = curve.of(site)
-        rate, threshold = interpolant(values, time / (CELLS * ceilings.width)), chance[2] * ceiling
+        rate, threshold = interpolant(values, time / (CELLS * width)), chance[2] * ceiling
         undecided = active & ~over & ~(threshold >= rate + error)
         here = Found(time, ~none, none, site, ceiling, threshold, rate - error, rate + error)
         found = Found(*(jnp.where(undecided, new, old) for new, old in zip(here, found, strict=True)))
@@ -833,16 +835,20 @@ def first_candidate(curve: RateCurve, u: Float[Array, "n C"]) -> Found:
 
 
 def at_candidate(
-    path: Path, walk: Walk, found: Found, remaining: Float[Array, " C"], sure: bool = False
-) -> CandidateWalk:
+    state: CurveWalk, path: Path, found: Found, remaining: Float[Array, " C"], sure: bool = False
+) -> CurveWalk:
     """The walk at the end of a piece; where ``sure``, a candidate that the curve accepts needs no exact rate."""
+    walk = state.walk
     ends = ~found.hit & ~found.cut & (found.time >= remaining)
     segment, offset, over = advance(path, walk.segment, walk.offset, found.time, ends)
     moved, hit = walk.moved(path, segment, offset, over, found.site), found.hit & ~over
     if sure:
         accepted = hit & (found.threshold < found.least)
         moved, hit = moved.decided(path, accepted, moved.fault, passes=0), hit & ~accepted
-    return CandidateWalk(moved, hit, found.ceiling, found.threshold, found.least, found.most)
+    return dataclasses.replace(
+        state, walk=moved, waiting=hit, ceiling=found.ceiling, threshold=found.threshold, least=found.least,
+        most=found.most,
+    )  # fmt: skip
 
 
 # Bounds that are guessed ----------------------------------------------------------------------------------------------
@@ -893,8 +899,10 @@ class AdaptiveClock(Clock[AdaptiveWalk]):
         remaining = path.at(path.duration, walk.segment) - walk.offset
         tops, cell = self._guess(a, v, remaining)
         u = uniforms(keys, path.number, walk.draws, 3)
-        wait, mark, ceiling, over = Ceilings.of(jnp.swapaxes(tops, 1, 2), cell).point(exponentials(u[0]), u[1])
-        hit = ~over
+        piece, offset, mark, ceiling, over = Ceilings.of(jnp.swapaxes(tops, 1, 2), cell / PIECES).point(
+            exponentials(u[0]), u[1]
+        )
+        wait, hit = piece * (cell / PIECES) + offset, ~over
         there, velocity = self.dynamics.flow.move(a, v, jnp.where(hit, wait, 0.0))
         gradient = self.potential.gradients(there)
         rate = jnp.take_along_axis(signed_rates(self.dynamics, gradient, velocity), mark[:, None], -1)[:, 0]

@@ -461,10 +461,9 @@ class Exposure:
         self.duration, self.unit, self.horizon = duration, unit, duration.sum(1)
         self._begin = np.cumsum(duration, 1) - duration
         self.starts, a = np.empty_like(velocity), start
-        rotating = dynamics.flow.rotating
         for s in range(duration.shape[1]):
-            self.starts[:, s], t, v = a, duration[:, s, None], velocity[:, s]
-            a = a * np.cos(t) + v * np.sin(t) if rotating else a + v * t
+            self.starts[:, s] = a
+            a, _ = dynamics.flow.move(a, velocity[:, s], duration[:, s])
         # The largest speed by segment, chain and cell; None if it is one.
         self._speeds: list[np.ndarray] | None = None
         if not dynamics.unit_speed:

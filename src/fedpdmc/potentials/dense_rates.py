@@ -27,7 +27,7 @@ import abc
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -121,6 +121,8 @@ class RecordCurves(eqx.Module):
         Passes over the records on a piece.
     """
 
+    name: ClassVar[str] = "DenseClock"
+    domain: ClassVar[str] = "a polynomial of time through all records with a proved error, then the records"
     passes: ClassVar[int] = 1
 
     rows: Float32[Array, "*G B b d"]
@@ -138,7 +140,9 @@ class RecordCurves(eqx.Module):
     def _error(self, alpha, beta, slip, c) -> Array:
         """What it adds to the error, for the longest piece and so for all; ``slip`` is ``γ_{c+6} |(a, v)|``."""
 
-    def along(self, a: Float[Array, "d C"], v: Float[Array, "d C"], length: Float[Array, " C"]) -> RateCurve:
+    def along(
+        self, potential: Any, dynamics: Any, a: Float[Array, "d C"], v: Float[Array, "d C"], length: Float[Array, " C"]
+    ) -> RateCurve:
         """The curves from ``(a, v)`` on, of stacked sites: one pass over the records for all chains."""
         size = jnp.sqrt(jnp.sum(a * a, 0) + jnp.sum(v * v, 0))
         angle = 0.5 * length * (chebyshev_nodes(self.nodes)[:, None] + 1)

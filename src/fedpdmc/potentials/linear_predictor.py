@@ -326,44 +326,12 @@ class PriorShare(Potential):
 
 # Up to this dimension the quartic form is bounded through its d² × d² matrix.
 MOST_PARAMETERS = 32
-# The fourth order costs d⁴ where a pass over n records costs n d and some more.
-SHARPER_PAYS = 2
 # Relative room for the rounding of eigenvalues.
 ROOM = 1 + 1e-9
 # The error of a sum over records in units in the last place, relative to its terms.
 ULPS = 64 * 2.0**-52
 # Relative difference of derivatives that are the same but for rounding.
 SAME = 8 * 2.0**-52
-
-
-class Quartic(eqx.Module):
-    """The fourth order of a remainder and a bound of what follows it.
-
-    ``|e·∇R − ½ T[b, b, e] − ⅙ F[b, b, b, e]| ≤ 1/24 e^{g max|u|} Σ_n w_n |u_n|⁴ |ξ_n·e|`` with
-    ``F = Σ ℓ''''(z*_n) ξ_n⊗ξ_n⊗ξ_n⊗ξ_n`` and w of the fifth derivative; the sum is at most ``Q |b|⁴ max_n |ξ_n·e|``.
-
-    Attributes
-    ----------
-    tensor : (d², d²)
-        ``F``.
-    quintic, quintics : (), (d,)
-        ``Q max_n |ξ_n|``, and ``Q max_n |ξ_{ni}|``.
-    """
-
-    tensor: Float[Array, "dd dd"]
-    quintic: Float[Array, ""]
-    quintics: Float[Array, " d"]
-
-    def gradient(self, b: Float[Array, "C d"]) -> Float[Array, "C d"]:
-        """``⅙ F[b, b, b, ·]``."""
-        dim = b.shape[-1]
-        outer = (b[:, :, None] * b[:, None, :]).reshape(-1, dim * dim)
-        return jnp.sum((outer @ self.tensor).reshape(-1, dim, dim) * b[:, None, :], -1) / 6
-
-    def beyond(self, size: Float[Array, "*C"], growth: Float[Array, ""], flips: bool) -> Float[Array, "*C k"]:
-        """Bound of the error for ``|b| = size``: by coordinate, or for any unit vector e."""
-        quintic = self.quintics if flips else self.quintic[None]
-        return (jnp.exp(growth * size) * size**4 / 24)[..., None] * quintic
 
 
 class CubicRemainder(eqx.Module):
@@ -388,8 +356,6 @@ class CubicRemainder(eqx.Module):
         ``g max_n |ξ_n|``.
     rounding : ()
         Bound of the rounding error of the gradient's sums, per unit of ``1 + |b|``.
-    sharper : Quartic or None
-        The next order, if it costs little compared with the records.
     """
 
     center: Float[Array, " d"]
@@ -400,7 +366,6 @@ class CubicRemainder(eqx.Module):
     quartics: Float[Array, " d"]
     growth: Float[Array, ""]
     rounding: Float[Array, ""]
-    sharper: Quartic | None = None
 
     def gradient(self, b: Float[Array, "C d"]) -> Float[Array, "C d"]:
         """``½ T[b, b, ·]``."""
@@ -440,7 +405,6 @@ def cubic_remainder(potential: LinearPredictor, center: Float[Array, " d"]) -> C
         on_device(ROOM * quartic**0.75 * coordinate**0.25),
         on_device(ROOM * reach),
         on_device(_rounding(design, np.asarray(potential.each(response_size, local.z)), _control(potential), local)),
-        _sharper(design, local) if SHARPER_PAYS * design.shape[1] ** 3 <= design.shape[0] else None,
     )
 
 
@@ -466,40 +430,26 @@ def beside_taylor(potential: LinearPredictor, center: Float[Array, " d"]) -> Qua
 
 
 class LossExpansion(NamedTuple):
-    """The predictors at the point of expansion, the derivatives of every record's loss there, and bounds of two."""
+    """The predictors at the point of expansion, derivatives of every record's loss there, and a bound of the fourth."""
 
     z: np.ndarray
     first: np.ndarray
     second: np.ndarray
     third: np.ndarray
-    fourth: np.ndarray
     largest_fourth: np.ndarray
-    largest_fifth: np.ndarray
 
 
 @once
 def _local(potential: LinearPredictor, center: Float[Array, " d"]):
     loss, z = potential.loss, potential.design @ center + potential.offset
-    exact = potential.each(first_four(loss), z)
-    return z, *exact, *(potential.each(functools.partial(loss.beyond, order), z) for order in (4, 5))
+    exact = potential.each(first_three(loss), z)
+    return z, *exact, potential.each(functools.partial(loss.beyond, 4), z)
 
 
-def first_four(loss: Loss) -> Callable[[Array, Array], tuple[Array, ...]]:
-    """The first four derivatives of a loss at each record's predictor."""
-    third = jax.grad(loss.second)
-    others = jax.vmap(third), jax.vmap(jax.grad(third))
-    return lambda z, y: tuple(derivative(z, y) for derivative in (loss.first, loss.second, *others))
-
-
-def _sharper(design: np.ndarray, local: LossExpansion) -> Quartic:
-    dim = design.shape[1]
-    squares = (design[:, :, None] * design[:, None, :]).reshape(-1, dim * dim)
-    quartic = ROOM * quartic_bound(design, local.largest_fifth)
-    return Quartic(
-        on_device((squares * local.fourth[:, None]).T @ squares),
-        on_device(quartic * np.sqrt((design**2).sum(1).max(initial=0.0))),
-        on_device(quartic * np.abs(design).max(0, initial=0.0)),
-    )
+def first_three(loss: Loss) -> Callable[[Array, Array], tuple[Array, ...]]:
+    """The first three derivatives of a loss at each record's predictor."""
+    third = jax.vmap(jax.grad(loss.second))
+    return lambda z, y: (loss.first(z, y), loss.second(z, y), third(z, y))
 
 
 def _control(potential: LinearPredictor) -> np.ndarray | None:

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedpdmc._jax.by_numpy import once
+from fedpdmc.dynamics import Line, Rotation
 from fedpdmc.enclosures import Interval, continuity, enclose
 from fedpdmc.errors import FedPDMCError, InputError, RequestRefused
 from fedpdmc.federation.dry_run import records_of
@@ -157,19 +158,18 @@ class RangeShares:
         if not self._names:
             return
         root, a, pieces = scale if scale.ndim == 2 else np.diag(scale), plans.start, []
+        flow = Rotation() if rotating else Line()
         for velocity, duration in zip(np.moveaxis(plans.velocity, 1, 0), plans.duration.T, strict=True):
             for one, other, length in zip(a @ root.T, velocity @ root.T, duration, strict=True):
                 count = int(np.ceil(length / PIECE))
                 pieces += [(one, other, length * (k + 0.5) / count, 0.5 * length / count) for k in range(count)]
-            time = duration[:, None]
-            a = a * np.cos(time) + velocity * np.sin(time) if rotating else a + velocity * time
+            a, _ = flow.move(a, velocity, duration)
         for _ in range(HALVINGS + 1):
             left = []
             for begin in range(0, len(pieces), TOGETHER):
                 a, v, t, h = (np.array(x) for x in zip(*pieces[begin : begin + TOGETHER], strict=True))
-                t, h = t[:, None], h[:, None]
-                middle = center + (a * np.cos(t) + v * np.sin(t) if rotating else a + v * t)
-                wide = h * (np.hypot(a, v) if rotating else np.abs(v))
+                middle = center + flow.move(a, v, t)[0]
+                wide = h[:, None] * (np.hypot(a, v) if rotating else np.abs(v))
                 padding = ((0, TOGETHER - len(t)), (0, 0))
                 low, high = (np.pad(middle + sign * wide, padding, "edge") for sign in (-1, 1))
                 found = _shares(*map(np.asarray, self._along(low, high)))[: len(t)]

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedpdmc.dynamics import Rotation
 from fedpdmc.errors import RequestRefused
 from fedpdmc.federation import messages
 from fedpdmc.federation.derivative_rounding import Release
@@ -142,8 +143,7 @@ def _highest(message: messages.Plans, center: np.ndarray, scale: np.ndarray, ben
     a, highest = message.start, np.full(message.start.shape, -np.inf)
     for velocity, duration in zip(np.moveaxis(message.velocity, 1, 0), message.duration.T, strict=True):
         highest = np.maximum(highest, center + np.hypot(a @ rows.T, velocity @ rows.T))
-        angle = duration[:, None]
-        a = a * np.cos(angle) + velocity * np.sin(angle)
+        a, _ = Rotation().move(a, velocity, duration)
     with np.errstate(over="ignore"):
         return bend(highest)[:, list(bend.index)]
 

@@ -2,7 +2,7 @@
 
 A piece ends at a refreshment, at the end of the block, at its longest length or at a candidate. One product with the
 records of all sites gives their rates along the pieces of all chains (`fedpdmc.potentials.dense_rates`), and one stream
-of candidates serves the superposed clocks (`fedpdmc.clocks.dense`). The few chains whose candidates the
+of candidates serves the superposed clocks (`fedpdmc.clocks.thinning`). The few chains whose candidates the
 curves do not reject are gathered, and the records of their sites decide in 64 bits. No chain waits for another before the
 end of the block.
 
@@ -26,18 +26,18 @@ from fedpdmc._jax.compilation import apart, compiled, strong_types
 from fedpdmc._jax.garbage_collection import Uncollected
 from fedpdmc._jax.precision import double_precision
 from fedpdmc._jax.random_streams import exponentials, normals, uniforms
-from fedpdmc.clocks.base import FINE, gathered
-from fedpdmc.clocks.dense import (
+from fedpdmc.clocks.base import FINE, accept, gathered, unit
+from fedpdmc.clocks.thinning import (
     CANDIDATES,
     DRAWN,
-    DenseClock,
+    CurveClock,
     Found,
-    decide,
+    ThirdOrder,
+    TimePolynomial,
     first_candidate,
     is_poor,
     second_order_candidate,
 )
-from fedpdmc.clocks.thinning import ThirdOrder
 from fedpdmc.dynamics import LEAST_WAIT, QUARTER, Turn, draw_bounce, turn_velocities
 from fedpdmc.potentials.chebyshev import RateCurve
 from fedpdmc.potentials.dense_rates import cosine_and_sine
@@ -88,8 +88,9 @@ def suits(coordinator: Coordinator) -> bool:
 
 
 def applies(groups) -> bool:
-    """Whether all sites have dense clocks, of pieces of one length."""
-    return all(isinstance(group.clock, DenseClock) and group.columns is None for group in groups)
+    """Whether the curves of all sites are of records, for reflections on rotations."""
+    clocks = [group.clock for group in groups if isinstance(group.clock, CurveClock) and group.columns is None]
+    return len(clocks) == len(groups) and not any(isinstance(clock.curves, TimePolynomial) for clock in clocks)
 
 
 @once
@@ -242,7 +243,8 @@ def _begin_plans(coordinator: Coordinator, step: Step, new: Bool[Array, " C"], u
 
 def _first_candidates(groups, coordinator: Coordinator, now: Step, length, live) -> Found:
     """Where the pieces end: by the curves of all sites, or by second-order bounds where those are poor."""
-    parts = [group.clock.curves.along(now.a, now.v, length) for group in groups]
+    clocks = [group.clock for group in groups]
+    parts = [clock.curves.along(clock.potential, clock.dynamics, now.a, now.v, length) for clock in clocks]
     curve = RateCurve(jnp.concatenate([x.values for x in parts]), jnp.concatenate([x.error for x in parts]), length)
     u = uniforms(
         groups[0].keys[0], now.number, now.draws, CANDIDATES * DRAWN + UNIFORMS_IN_CELLS * curve.error.shape[0]
@@ -335,7 +337,9 @@ def _decide_some(group, place: int, a, found: Found, number, index, state):
     some = Found(*gathered(index, tuple(found)))
     site = jnp.clip(some.site - place, 0, group.size - 1)
     gradient = _at_sites(lambda potential, x: potential.gradients(x), group.clock.potential, site, position)
-    yes, wrong, normal = decide(gradient, velocity, some)
+    rate, squeeze = jnp.sum(gradient * velocity, -1), (some.least, some.most)
+    yes, wrong = accept(some.threshold, rate, some.ceiling, jnp.isfinite(rate), squeeze)
+    normal = unit(gradient)
     if group.clock.dynamics.draws:
         key = group.keys.at[site, index].get(mode="clip")
         bounced = draw_bounce(key, number.at[index].get(mode="clip"), normal, yes & (index < a.shape[1]))
