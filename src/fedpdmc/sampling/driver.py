@@ -379,7 +379,7 @@ class Sampler:
         def tick(tick: Tick) -> None:
             display.tick(tick._replace(rounds=tick.rounds + before))
             if self.distance.deciding:
-                made, planned = int(self.engine.plans.sum()), int(self.engine.state.planned.sum())
+                made, planned = (int(np.sum(np.asarray(x))) for x in (self.engine.plans, self.engine.state.planned))
                 self._cost = GivenUp(tick.rounds, made, planned, self.engine.passes)
             self.distance.tick(tick)
 
@@ -523,7 +523,9 @@ def describe(method: Method, engine: Engine) -> dict[str, Any]:
         "redistribution": method.redistribution,
         "chains": method.chains,
         "segments": method.segments,
-        "ended_by_arrival": float(engine.state.site_events.sum() / max((engine.plans - method.first_plan).sum(), 1)),
+        "ended_by_arrival": float(
+            np.asarray(engine.state.site_events).sum() / max((np.asarray(engine.plans) - method.first_plan).sum(), 1)
+        ),
         "duration": max(engine.time, 0.0),
         "seed": method.seed,
         "bounds": method.bounds,

@@ -141,8 +141,9 @@ def start_state(method: Method, burn_in: float = 0.0) -> State:
         if method.wide_starts:
             # In the same directions at twice the usual distance, or `FARTHER` more if that is less.
             distance = np.sqrt(dim) + min(np.sqrt(dim), FARTHER)
-            sphere = distance * spread / jnp.linalg.norm(spread, axis=1, keepdims=True)
-            spread = jnp.where(on_device(wide_chains(chains))[:, None], sphere, spread)
+            usual = np.asarray(spread)
+            sphere = distance * usual / np.linalg.norm(usual, axis=1, keepdims=True)
+            spread = np.where(wide_chains(chains)[:, None], sphere, usual)
         if method.reference.starts is not None:
             at = np.asarray(method.reference.center)
             spread = method.reference.whiten(method.reference.starts.about(at, np.asarray(spread)))
