@@ -39,6 +39,7 @@ LEAST_SLOPE = 1.7  # of a tail, with which rotations mix
 LEAST_COVERED = 1.0
 FREQUENT_EVENTS = 0.1  # of sites in a unit of process time, from which more chains take fewer rounds
 MOST_VALUES = 3e7  # of single records, that are evaluated
+USUAL_VALUES = 3e6  # of single records, above which only as many rays are taken as a judgement needs
 LEAST_PAIRS = 4  # of rays that a judgement needs
 LEAST_RAYS = 8.0  # the same of the effective number of rays
 # Effective samples of a chain per unit of process time: with a good reference, and too few.
@@ -151,7 +152,7 @@ def site_event_rate(
 def _pairs(sites: tuple[Site, ...], dim: int) -> int:
     """Pairs of rays that are not too much work."""
     work = 2 * (NEAR + FAR) * max(sum(site.records for site in sites), 1)
-    return 1 if dim == 1 else min(PAIRS, int(MOST_VALUES / work))
+    return 1 if dim == 1 else min(PAIRS, int(MOST_VALUES / work), max(int(USUAL_VALUES / work), LEAST_PAIRS))
 
 
 def _along_rays(sites, prior, control, reference, points: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
