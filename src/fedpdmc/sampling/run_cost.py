@@ -41,6 +41,7 @@ FREQUENT_EVENTS = 0.1  # of sites in a unit of process time, from which more cha
 MOST_VALUES = 3e7  # of single records, that are evaluated
 USUAL_VALUES = 3e6  # of single records, above which only as many rays are taken as a judgement needs
 LEAST_PAIRS = 4  # of rays that a judgement needs
+USUAL_PAIRS = 10  # with which it nearly always can be made: the effective number of rays is less
 LEAST_RAYS = 8.0  # the same of the effective number of rays
 # Effective samples of a chain per unit of process time: with a good reference, and too few.
 USUAL_YIELD = 0.2
@@ -152,7 +153,7 @@ def site_event_rate(
 def _pairs(sites: tuple[Site, ...], dim: int) -> int:
     """Pairs of rays that are not too much work."""
     work = 2 * (NEAR + FAR) * max(sum(site.records for site in sites), 1)
-    return 1 if dim == 1 else min(PAIRS, int(MOST_VALUES / work), max(int(USUAL_VALUES / work), LEAST_PAIRS))
+    return 1 if dim == 1 else min(PAIRS, int(MOST_VALUES / work), max(int(USUAL_VALUES / work), USUAL_PAIRS))
 
 
 def _along_rays(sites, prior, control, reference, points: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
