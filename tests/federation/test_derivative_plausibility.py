@@ -152,7 +152,15 @@ def test_a_sum_is_held_to_the_records_of_all_sites():
     plausible, x = Plausible(parse_study(OWN.encode())), np.zeros(3)
     plausible.check("north, south", x, np.ones(3), np.eye(3) * 4e5, sites=2)
     with pytest.raises(BadAnswer, match="north, south.*a Hessian that"):
-        plausible.check("north, south", x, np.ones(3), np.eye(3) * 6e5, sites=2)
+        plausible.check("north, south", x, np.ones(3), np.eye(3) * 9e5, sites=2)
+
+
+def test_an_honest_site_may_round_up_what_is_the_most():
+    """A million records of curvature ¼; the usual grid has 64 steps and that of first and far releases eight."""
+    plausible, x = Plausible(parse_study(OWN.encode())), np.zeros(3)
+    plausible.check("north", x, np.ones(3), np.eye(3) * 2**18 * 1.125)
+    with pytest.raises(BadAnswer, match="a Hessian that"):
+        plausible.check("north", x, np.ones(3), np.eye(3) * 2**18 * (1.125 + 1 / 64))
 
 
 def test_a_site_that_tells_nearly_everything_is_named(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 from tests.federation.studies import same_bits
 
 import fedpdmc as fp
-from fedpdmc.errors import Refused
+from fedpdmc.errors import Refused, RequestRefused
 from fedpdmc.federation import remote
 from fedpdmc.federation.messages import Refusal, Welcome, decode, encode
 from fedpdmc.federation.session import join
@@ -136,6 +136,44 @@ def test_a_site_that_declines_a_point_of_the_search_does_not_end_the_run(tmp_pat
     monkeypatch.setattr(remote.RemoteFederation, "explore", contextlib.nullcontext)
     with pytest.raises(Refused, match="TOO_FAR"):
         sample(study_of(40), tmp_path / "other", Near)
+
+
+@pytest.mark.parametrize("code", ["NARROW_PART", "TOO_MANY_DERIVATIVES", "NOT_FINITE"])
+def test_a_site_may_decline_every_point_of_the_search(tmp_path, monkeypatch, code):
+    """Control variates are made where sites were asked last: they are asked for the reference's point again."""
+    explore = remote.RemoteFederation.explore
+
+    @contextlib.contextmanager
+    def refusing(self):
+        computation = self.transport.agents[0].computation
+        with explore(self), monkeypatch.context() as patch:
+            patch.setattr(computation, "compute", lambda *_: (_ for _ in ()).throw(RequestRefused(code)))
+            yield
+
+    monkeypatch.setattr(remote.RemoteFederation, "explore", refusing)
+    post = sample(study_of(40), tmp_path, WokenByARefusal)
+    assert post.settings["modes_searched"] is False and NOT_SEARCHED in str(post.verdict)
+
+
+def test_a_refusal_that_ends_the_run_is_not_waited_with(tmp_path, monkeypatch):
+    """As long as another site is away its answer is none."""
+    explore, waits = remote.RemoteFederation.explore, []
+
+    class Away(WokenByARefusal):
+        def ask(self, requests):
+            waits.append(requests)
+            return super().ask(requests) if waits[-1][0] is not None else [None, None]
+
+    @contextlib.contextmanager
+    def refusing(self):
+        computation = self.transport.agents[0].computation
+        with explore(self), monkeypatch.context() as patch:
+            patch.setattr(computation, "compute", lambda *_: (_ for _ in ()).throw(RequestRefused("OTHER_RUN")))
+            yield
+
+    monkeypatch.setattr(remote.RemoteFederation, "explore", refusing)
+    with pytest.raises(Refused, match="OTHER_RUN"):
+        sample(study_of(40), tmp_path, Away)
 
 
 def test_a_search_that_was_killed_goes_on_and_asks_for_no_point_twice(tmp_path):

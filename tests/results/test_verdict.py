@@ -55,7 +55,7 @@ def test_modes_that_were_not_searched_for_are_said_in_the_verdict():
     starts = rng.normal(size=(64, 3))
     found = diagnose(autoregression(rng, 64, 300, starts)[:, 100:], NAMES, starts)
     over_a_network = judge(found, 64, SETTINGS | {"modes_searched": False, "study": "one"}, 0.0)
-    assert over_a_network and str(over_a_network).endswith("that answer at these points.")
+    assert over_a_network and str(over_a_network).endswith("that answer there.")
     assert "Other modes" not in str(judge(found, 64, SETTINGS, 0.0))
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedpdmc.console.progress import report
-from fedpdmc.errors import BadAnswer, LimitReached, NotFinite, PointDeclined, Refused
+from fedpdmc.errors import BadAnswer, LimitReached, PointDeclined, WireError
 from fedpdmc.federation import masking, messages
 from fedpdmc.federation.answer_checks import (
     ImmediateArrivals,
@@ -110,6 +110,8 @@ class RemoteFederation(Federation):
         """``U_m``, ``∇U_m`` and ``∇²U_m`` of all sites at one point, or their means, in one round. The last is cached."""
         asked = _derive(x, spread, bend)
         if self._point is None or not all(map(np.array_equal, self._point, asked)):
+            # If a site declines, others have answered: control variates are made where they were asked last.
+            self._point = None
             found = self._ask_opening(self._all(messages.Derive, *asked), messages.Derivatives)
             for name, message, own in zip(self.names, found, self.coordinates, strict=True):
                 index = np.arange(len(x)) if own is None else own
@@ -328,7 +330,7 @@ class RemoteFederation(Federation):
     def _answers(self, requests: Sequence[Request]) -> list[bytes | None]:
         """The answers to a round of the opening. A transport need not wait for those that come after a refusal."""
         answers = self.transport.ask(requests)
-        while self.exploring and None in answers:
+        while self.exploring and None in answers and not any(map(_is_fatal, answers, requests)):
             missing = [request if answer is None else None for request, answer in zip(requests, answers, strict=True)]
             answers = [one or other for one, other in zip(answers, self.transport.ask(missing), strict=True)]
         return answers
@@ -346,17 +348,30 @@ class RemoteFederation(Federation):
                 out.append(None)
                 size.append(0)
                 continue
-            try:
-                out.append(check_answer(name, data, kind, (self.run, int(sequence) + 1, request.digest)))
-            except (Refused, NotFinite) as error:
-                if not self.exploring or (isinstance(error, Refused) and error.code not in DECLINED):
-                    raise
-                out.append(PointDeclined(str(error)))
             size.append(len(request.data) + len(data))
+            if self.exploring and _refusal_code(data, request) in DECLINED:
+                out.append(PointDeclined(f"site {name!r} declined a point"))
+            else:
+                out.append(check_answer(name, data, kind, (self.run, int(sequence) + 1, request.digest)))
         answered = [one is not None and not isinstance(one, PointDeclined) for one in out]
         self.sequence += counted & np.asarray(answered)
         self.bytes += np.asarray(size)
         return out
+
+
+def _refusal_code(answer: bytes | None, request: Request) -> str:
+    """The code of a refusal of this request; empty for any other answer."""
+    if answer is None or messages.claimed_kind(answer) != messages.Refusal.__name__:
+        return ""
+    with contextlib.suppress(WireError):
+        message = messages.decode(answer)
+        if isinstance(message, messages.Refusal):
+            return message.code if message.request == request.digest else "OTHER_REQUEST"
+    return "MALFORMED"
+
+
+def _is_fatal(answer: bytes | None, request: Request) -> bool:
+    return _refusal_code(answer, request) not in ("", *DECLINED)
 
 
 def _derive(x: np.ndarray, spread: np.ndarray | None, bend: Bend | None) -> tuple[np.ndarray, ...]:
@@ -382,7 +397,8 @@ def _plans_message(run: bytes, sequence: int, plan: Plan, turning: bool, joint) 
 
 # Binary digits that a sum over sites can have beyond those of one site, whose entries are a part of it.
 MORE_OF_SUM = 10
-DECLINED = ("FEW_RECORDS", "TOO_FAR", "TOO_WIDE")  # codes of refusals of a single point, by a site's policy
+# Codes of refusals of a single point, without which a search for modes goes on.
+DECLINED = ("FEW_RECORDS", "TOO_FAR", "TOO_WIDE", "NARROW_PART", "NOT_FINITE", "TOO_MANY_DERIVATIVES")
 
 
 class RemoteSite(Member):

@@ -26,11 +26,11 @@ SMALL_TRACE = 1.0
 LEAST_POINTS = 40  # points of a contract that are enough for a search for modes, after the one for the reference
 NOT_SEARCHED = "Other modes were not searched for: "
 NOT_ON_A_NETWORK = (
-    f"over a network that takes derivatives = 'own' and [limits] derivatives of {LEAST_POINTS} or more in the contract, "
-    "without [privacy] and without effects of groups, and sites that answer at these points"
+    "over a network that takes derivatives = 'own' in the contract, without [privacy] and without effects of groups, 24 "
+    f"points left after the search for the reference ([limits] derivatives = {LEAST_POINTS}), and sites that answer there"
 )
 NOT_ASKED = "the reference was given or is the identity, or sites have private latents or a privacy budget"
-CONVERGED_TO_ONE = "converged about one mode"
+CONVERGED_TO_ONE = "converged, if there is one mode"
 ONE_SHOT = "NOT exact, in one shot: independent draws of an approximation, whose error they do not show."
 MOSTLY_SPENT = 0.95  # part of a privacy budget after which a run cannot go on for long
 # Between what speaks against a run and what to do about it.
@@ -167,7 +167,8 @@ def judge(found: Diagnosis, chains: int, settings: dict[str, Any], distance: flo
     least = NARROW_BURN_IN if narrow.get("ratio", 1.0) > NARROW else 0.0
     remedies = _remedies(burn, more, ess, chains, settings, least) if reasons else []
     if other:
-        remedies.append("write the model so that it has one mode, such as an order of the components (constraints=)")
+        how = "" if "study" in settings else " (constraints=)"
+        remedies.append(f"write the model so that it has one mode, such as an order of the components{how}")
     unsearched = "" if settings.get("modes_searched", True) else NOT_SEARCHED
     if unsearched:
         unsearched += NOT_ON_A_NETWORK if "study" in settings else NOT_ASKED

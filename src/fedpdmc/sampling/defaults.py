@@ -610,7 +610,9 @@ def other_modes(
         if remote and points is not None and points - asked < MOST_STEPS:
             break
         found, steps, declined = _descend(search, start)
-        rounds, asked, searches = max(rounds, steps), asked + steps, searches + (not declined)
+        # Over a network nobody but the sites knows why a search ended elsewhere.
+        searches += found is not None if remote else not declined
+        rounds, asked = max(rounds, steps), asked + steps
         if found is None or (constraints is not None and np.any(constraints[0] @ found.point.x > constraints[1])):
             continue
         if all(_distance(found, mode) > SAME for mode in modes):
@@ -646,7 +648,11 @@ def _starts(center: np.ndarray, scale: np.ndarray, prior: Quadratic | None) -> l
     widths = np.sqrt(np.sum(scale**2, 1))
     pairs, starts = [(center, NEAR_BY * widths), (center, FARTHEST * widths)], []
     if prior is not None:
-        mean, wide = prior_mean(prior), 1 / np.sqrt(np.maximum(np.diag(np.asarray(prior.precision)), 1e-300))
+        held = np.diag(np.asarray(prior.precision))
+        mean, wide = (
+            prior_mean(prior),
+            np.where(held > 0, 1 / np.sqrt(np.where(held > 0, held, 1.0)), FARTHEST * widths),
+        )
         pairs = [(mean, wide), pairs[0], (center, np.minimum(wide, FARTHEST * widths))]
         starts = [2 * mean - center] if np.any(np.abs(mean - center) > NEAR_BY * widths) else []
     return starts + [
@@ -668,7 +674,7 @@ def _descend(search: Search, start: np.ndarray) -> tuple[Mode | None, int, bool]
         if not (np.isfinite(first.value) and np.all(np.isfinite(first.hessian))):
             return None, steps, False
         found = find_mode(ask, first, TOLERANCE, False, most=MOST_STEPS)
-    except (NoMode, ImproperPosterior, ModeNotFound, NotFinite, NoEnclosure):
+    except (NoMode, ImproperPosterior, ModeNotFound, NotFinite, NoEnclosure, np.linalg.LinAlgError):
         return None, steps, False
     except PointDeclined:
         return None, steps, True

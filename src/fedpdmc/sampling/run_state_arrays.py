@@ -114,7 +114,8 @@ def pack_reference(reference: Reference) -> tuple[dict[str, Any], dict[str, np.n
         "name": reference.name,
         "why": reference.why,
         "narrow": None if reference.narrow is None else list(reference.narrow),
-        "modes": None if reference.modes is None else list(reference.modes),
+        # Stores of earlier software have no such fact: it did not search over a network.
+        "other_modes": None if reference.modes is None else list(reference.modes),
     }
     return facts, arrays
 
@@ -124,7 +125,7 @@ def unpack_reference(facts: dict[str, Any], arrays: dict[str, np.ndarray]) -> Re
     control = None if facts["orders"] is None else unpack_control(facts["orders"], arrays)
     center, scale = jnp.asarray(arrays["center"]), jnp.asarray(arrays["scale_tril"])
     bend = Bend.unpacked(arrays)
-    narrow, modes = tuple(facts["narrow"]) if facts.get("narrow") else None, facts.get("modes", ())
+    narrow, modes = tuple(facts["narrow"]) if facts.get("narrow") else None, facts.get("other_modes")
     return Reference(
         center, scale, control, facts["rounds"], facts["bytes"], facts["name"], facts["why"], bend,
         narrow=narrow, modes=None if modes is None else tuple(modes),

@@ -134,7 +134,7 @@ class DisclosureControl(abc.ABC):
         self._check_distance(place)
         now = self._at(own)
         if not all(np.isfinite(part).all() for part in now):
-            raise RequestRefused("NOT_FINITE", "contributions that are not finite")
+            raise RequestRefused("FEW_RECORDS", "contributions that are not finite, so that their number is not known")
         if self.constant:
             released = []
         every = self._in_units([*map(self._at, released), now])
