@@ -34,7 +34,7 @@ CALLED = {
 }  # fmt: skip
 
 
-class Formula(NamedTuple):
+class ShownFormula(NamedTuple):
     """A text and how tightly it binds."""
 
     text: str
@@ -51,21 +51,21 @@ def formulas(program: FileProgram, left: str) -> list[str]:
     for operand in [x for equation in program.equations for x in equation.operands] + [x for _, x in program.results]:
         if isinstance(operand, Name):
             uses[operand.label] = uses.get(operand.label, 0) + 1
-    known: dict[int | str, Formula] = {}
+    known: dict[int | str, ShownFormula] = {}
     lines: list[str] = []
 
-    def read(operand: Operand) -> Formula:
+    def read(operand: Operand) -> ShownFormula:
         if isinstance(operand, Literal):
             text = f"{operand.value:g}" if isinstance(operand.value, float) else str(operand).lower()
-            return Formula(text, VALUE if not text.startswith("-") else SUM)
-        return known.get(operand.label, Formula(str(operand.label), VALUE))
+            return ShownFormula(text, VALUE if not text.startswith("-") else SUM)
+        return known.get(operand.label, ShownFormula(str(operand.label), VALUE))
 
     for i, equation in enumerate(program.equations, 1):
         made = _formula(equation, [read(x) for x in equation.operands])
         simple = made.binds == VALUE and "(" not in made.text and len(made.text) < 24
         if not simple and (uses.get(i, 0) > 1 or len(made.text) > LONGEST):
             lines.append(f"t{len(lines) + 1} = {made.text}")
-            made = Formula(f"t{len(lines)}", VALUE)
+            made = ShownFormula(f"t{len(lines)}", VALUE)
         known[i] = made
     if len(program.results) == 1 and lines and read(program.results[0][1]).text == f"t{len(lines)}":
         # The last step is the result.
@@ -73,30 +73,30 @@ def formulas(program: FileProgram, left: str) -> list[str]:
     return lines + [f"{name or left} = {read(operand).text}" for name, operand in program.results]
 
 
-def _formula(equation: Equation, parts: list[Formula]) -> Formula:
+def _formula(equation: Equation, parts: list[ShownFormula]) -> ShownFormula:
     name, params = equation.operation, dict(equation.params)
     if name in INFIX and len(parts) == 2:
         sign, binds = INFIX[name]
         right = binds + (name in ("sub", "div", "pow") or binds < 0)
-        return Formula(f"{parts[0].within(max(binds, 0))}{sign}{parts[1].within(max(right, 0))}", binds)
+        return ShownFormula(f"{parts[0].within(max(binds, 0))}{sign}{parts[1].within(max(right, 0))}", binds)
     if name == "neg":
-        return Formula(f"-{parts[0].within(PRODUCT)}", SUM)
+        return ShownFormula(f"-{parts[0].within(PRODUCT)}", SUM)
     if name in ("square", "integer_pow"):
-        return Formula(f"{parts[0].within(VALUE)}^{params.get('power', 2)}", POWER)
+        return ShownFormula(f"{parts[0].within(VALUE)}^{params.get('power', 2)}", POWER)
     if name == "not":
-        return Formula(f"not {parts[0].within(VALUE)}", VALUE)
+        return ShownFormula(f"not {parts[0].within(VALUE)}", VALUE)
     if name == "select_n" and len(parts) == 3:
         which, no, yes = parts
-        return Formula(f"(if {which.text} then {yes.text} else {no.text})", VALUE)
+        return ShownFormula(f"(if {which.text} then {yes.text} else {no.text})", VALUE)
     if name == "constant":
-        return Formula(_shown_numbers(params["values"]), VALUE)
+        return ShownFormula(_shown_numbers(params["values"]), VALUE)
     if name == "slice":
-        return Formula(f"{parts[0].within(VALUE)}{_range(params)}", VALUE)
+        return ShownFormula(f"{parts[0].within(VALUE)}{_range(params)}", VALUE)
     if CALLED.get(name) == "" and len(parts) == 1:
         return parts[0]
     if name == "iota":
-        return Formula(f"(0 .. {equation.type.shape[params['axis']] - 1})", VALUE)
-    return Formula(f"{CALLED.get(name, name)}({', '.join(part.text for part in parts)})", VALUE)
+        return ShownFormula(f"(0 .. {equation.type.shape[params['axis']] - 1})", VALUE)
+    return ShownFormula(f"{CALLED.get(name, name)}({', '.join(part.text for part in parts)})", VALUE)
 
 
 def _range(params: dict[str, Any]) -> str:
