@@ -12,7 +12,7 @@ RIVAL_STAMP := $(RIVAL_VENV)/.installed
 
 help:
 	@echo "make demo       the four-hospital trial: a table, a forest plot and the posterior in fedpdmc-demo/"
-	@echo "make test       the test suite (under 10 minutes on 2 cores)"
+	@echo "make test       the test suite (12 minutes on 2 cores)"
 	@echo "make test-long  the long statistical runs"
 	@echo "make test-browser  status pages and reports in a headless Chromium (fetched once, 68 MB)"
 	@echo "make lint       ruff, pyright, import-linter"
