@@ -19,6 +19,7 @@ from fedpdmc.federation.site_agent.start import open_agent
 from fedpdmc.federation.transport import DirectTransport
 from fedpdmc.operations.bundle import draft_policy
 from fedpdmc.results.verdict import CONVERGED_TO_ONE, NOT_SEARCHED
+from fedpdmc.sampling.defaults import LEAST_SEARCHES, MOST_STEPS
 from fedpdmc.study import parse_study, read_policy
 
 SIGNS = fp.Model(
@@ -96,6 +97,7 @@ def test_another_mode_is_named_if_the_contract_allows_the_points_and_else_the_ve
     if points == 12:
         assert post.settings["modes_searched"] is False and post.verdict
         assert str(post.verdict).startswith(CONVERGED_TO_ONE) and NOT_SEARCHED in str(post.verdict)
+        assert f"{LEAST_SEARCHES * MOST_STEPS} points left" in str(post.verdict)
         return
     (mode,) = post.settings["modes"]
     assert abs(mode["at"][0] + 2.5) < 0.2 and mode["share"] is None

@@ -649,10 +649,8 @@ def _starts(center: np.ndarray, scale: np.ndarray, prior: Quadratic | None) -> l
     pairs, starts = [(center, NEAR_BY * widths), (center, FARTHEST * widths)], []
     if prior is not None:
         held = np.diag(np.asarray(prior.precision))
-        mean, wide = (
-            prior_mean(prior),
-            np.where(held > 0, 1 / np.sqrt(np.where(held > 0, held, 1.0)), FARTHEST * widths),
-        )
+        wide = np.where(held > 0, 1 / np.sqrt(np.where(held > 0, held, 1.0)), FARTHEST * widths)
+        mean = prior_mean(prior)
         pairs = [(mean, wide), pairs[0], (center, np.minimum(wide, FARTHEST * widths))]
         starts = [2 * mean - center] if np.any(np.abs(mean - center) > NEAR_BY * widths) else []
     return starts + [
